@@ -1,8 +1,8 @@
 """Draws a service's dashboard: its own JSON, with what a Prometheus answers to its queries, as Grafana would.
 
-    python -m docs.picture --prometheus http://127.0.0.1:9090 --minutes 10 default/chat chat.png
+    python -m docs.picture --prometheus http://127.0.0.1:9090 --minutes 10 chat.yaml chat.png
 
-The picture in docs/operate.md is made by it: where there is no Grafana, a reader still sees what one would show.
+The pictures in docs/operate.md are made by it: where there is no Grafana, a reader still sees what one would show.
 Invariants: draws the panels that the operator writes, where it puts them, and no value that Prometheus did not answer.
 Knows nothing of what the panels say.
 """
@@ -16,14 +16,16 @@ import re
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stoker_operator import manifests
-from stoker_operator.spec.service import parse
+from stoker_operator.spec.service import InferenceService, parse
 
 Panel = Mapping[str, Any]
 _POINTS = 200
@@ -60,21 +62,15 @@ class Span:
         return f"{int(max(_SCRAPES * self.scrape, self.step + self.scrape))}s"
 
 
-def panels(namespace: str, name: str) -> list[Panel]:
-    """Those of the dashboard of a service that may sleep."""
-    raw = {
-        "apiVersion": "stoker.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {
-            "model": {"uri": "hf://org/model"},
-            "resources": {"gpus": 1},
-            "autoscaling": {"min": 0, "max": 1, "scaleToZero": {}},
-        },
-    }
-    [text] = manifests.dashboard(parse(raw))["data"].values()
+def panels(service: InferenceService, about: Collection[str] = ()) -> list[Panel]:
+    """Those of a service's dashboard; with `about`, those alone whose title has one of these words, put together."""
+    [text] = manifests.dashboard(service)["data"].values()
     found: list[Panel] = json.loads(text)["panels"]
-    return found
+    if not about:
+        return found
+    chosen = [panel for panel in found if any(word in panel["title"] for word in about)]
+    places = [panel["gridPos"] for panel in found]
+    return [{**panel, "gridPos": place} for panel, place in zip(chosen, places, strict=False)]
 
 
 def lines(prometheus: str, panel: Panel, span: Span) -> Iterator[Line]:
@@ -136,17 +132,18 @@ def draw(drawn: Sequence[tuple[Panel, Sequence[Line]]], span: Span, title: str, 
 def main() -> None:
     """Ask, and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("service", help="NAMESPACE/NAME")
+    parser.add_argument("manifest", type=Path, help="the service's")
     parser.add_argument("file", type=Path, help="the picture, .png or .svg")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its address (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=60, help="how long before the end (default: %(default)g)")
     parser.add_argument("--end", type=float, default=time.time(), help="seconds since 1970 (default: now)")
     parser.add_argument("--scrape", type=float, default=15, help="seconds between two scrapes (default: %(default)g)")
+    parser.add_argument("--about", action="append", default=[], metavar="WORD", help="panels with it alone; repeatable")
     options = parser.parse_args()
-    namespace, _, name = options.service.partition("/")
+    service = parse(yaml.safe_load(options.manifest.read_text(encoding="utf-8")))
     span = Span(options.end - 60 * options.minutes, options.end, options.scrape)
-    drawn = [(panel, list(lines(options.prometheus, panel, span))) for panel in panels(namespace, name)]
-    draw(drawn, span, f"Stoker / {namespace} / {name}", options.file)
+    drawn = [(panel, list(lines(options.prometheus, panel, span))) for panel in panels(service, options.about)]
+    draw(drawn, span, f"Stoker / {service.namespace} / {service.name}", options.file)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -31,6 +32,8 @@ def control_plane(controllers: Sequence[str], keep: Path | None = None) -> Itera
     goes with the block.
     """
     os.environ.setdefault("GOMEMLIMIT", _MEMORY)
+    # Else whoever is told to end (`timeout`, a build server) leaves all of it behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         running = apiserver.start(folder / "control-plane", controllers=controllers, controller_flags=_QUICK)

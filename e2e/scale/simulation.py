@@ -19,7 +19,7 @@ from e2e.cluster.binaries import ensure
 
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import Kind
-from stoker_operator.manifests.cache import PROGRESS_PORT
+from stoker_operator.manifests.fetching.asking import PROGRESS_PORT
 from stoker_operator.manifests.workload import PORT
 
 NODES = 20

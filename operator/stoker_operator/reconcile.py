@@ -179,7 +179,8 @@ class Reconciler:
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         meta = raw["metadata"]
-        state = await observe_pods(self.cluster, self.pods, meta["namespace"], meta["name"], meta["uid"])
+        place = (meta["namespace"], meta["name"], meta["uid"])
+        state = await observe_pods(self.cluster, self.pods, *place, self._without())
         found = status.refused(raw.get("status") or {}, int(meta.get("generation", 1)), finding, state, now)
         await write_status(self.cluster, raw, found)
 

@@ -18,7 +18,7 @@ from stoker_operator.spec.quantity import is_quantity
 # What the operator can do without, and may have no right to. The last two are both ConfigMaps.
 OPTIONAL_KINDS = (
     "HorizontalPodAutoscaler", "ScaledObject", "Ingress", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule",
-    "Dashboard", "AdapterList",
+    "LeaderWorkerSet", "Dashboard", "AdapterList",
 )  # fmt: skip
 DEFAULT_RUNTIME_IMAGE = "stoker/runtime:0.1.0"
 

@@ -45,10 +45,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def serve(config: ServerConfig) -> int:
-    """Find the model, start the engine's process, which takes longest, import the HTTP side beside it, and serve."""
+    """Find the model, start the engine's process, which takes longest, import the HTTP side beside it, and serve.
+
+    A node beside the leader's has no engine's process, and answers probes alone.
+    """
+    if config.engine.nnodes > 1:
+        from stoker_runtime.ranks.nodes.secret import read_secret
+
+        read_secret(config.engine)
     engine = located(config.engine)
     # Clients use the name that the model was given by.
     config = replace(config, engine=engine, served_model_names=config.model_names)
+    if engine.node_rank > 0:
+        from stoker_runtime.serve.node import NodeServer
+
+        return await NodeServer(config).run()
 
     from stoker_runtime.engine.process import EngineProcess
 

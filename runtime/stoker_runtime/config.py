@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 
-from stoker_runtime.drafts.settings import Drafting, read_drafting
+from stoker_runtime.drafts.settings import NAME, Drafting, read_drafting
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.nodes import NodeSettings
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
@@ -73,7 +74,7 @@ class KvEventsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(NodeSettings):
     """Everything the engine process needs. Sizes are tokens, pages or GiB as named.
 
     `model` is a folder of safetensors, or a .gguf file; or `shape:NAME` for random weights of a known shape, or of
@@ -161,6 +162,11 @@ class EngineConfig:
         """The ranks of all engines of the server."""
         return self.ranks * self.data_parallel_size
 
+    @property
+    def local_ranks(self) -> int:
+        """Those of them that are on one machine."""
+        return self.all_ranks // self.nnodes
+
     def validate(self) -> EngineConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
         choices = [
@@ -183,10 +189,9 @@ class EngineConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.", param=name)
         if not 0 <= self.data_parallel_rank < self.data_parallel_size:
-            raise ConfigError(
-                f"data_parallel_rank is {self.data_parallel_rank} of {self.data_parallel_size} engines.",
-                param="data_parallel_rank",
-            )
+            told = f"data_parallel_rank is {self.data_parallel_rank} of {self.data_parallel_size} engines."
+            raise ConfigError(told, param="data_parallel_rank")
+        self.validate_nodes(self.ranks, self.data_parallel_size)
         if self.num_cpu_blocks and self.swap_space:
             raise ConfigError(
                 "num_cpu_blocks and swap_space both size the host pool; give one of them.", param="num_cpu_blocks"
@@ -208,14 +213,11 @@ class EngineConfig:
         if self.tune and self.all_ranks > 1:
             raise ConfigError("tune measures for one GPU; run stoker tune with the same flags first.", param="tune")
         if self.publishes_kv_events and self.data_parallel_size > 1:
-            raise ConfigError(
-                "kv_events_config tells of one engine's cache: it cannot go with data_parallel_size.",
-                param="kv_events_config",
-            )
+            told = "kv_events_config tells of one engine's cache: it cannot go with data_parallel_size."
+            raise ConfigError(told, param="kv_events_config")
         if self.publishes_kv_events and not self.enable_prefix_caching:
-            raise ConfigError(
-                "kv_events_config tells of the prefix cache: it needs enable_prefix_caching.", param="kv_events_config"
-            )
+            told = "kv_events_config tells of the prefix cache: it needs enable_prefix_caching."
+            raise ConfigError(told, param="kv_events_config")
         self._validate_drafting()
         return self
 
@@ -240,8 +242,8 @@ class EngineConfig:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs enable_lora.", param=name)
             return
-        if self.all_ranks > 1:
-            raise ConfigError("enable_lora serves adapters of a model on one rank only so far.", param="enable_lora")
+        if self.data_parallel_size > 1:
+            raise ConfigError("enable_lora serves one engine's adapters: no data_parallel_size.", param="enable_lora")
         if self.runner == "pooling":
             raise ConfigError(
                 "enable_lora serves adapters of models that generate, not of those that pool.", param="enable_lora"
@@ -264,8 +266,8 @@ class EngineConfig:
     def _validate_drafting(self) -> None:
         if self.drafting is None:
             return
-        if self.ranks > 1:
-            raise ConfigError("speculative_config is for a model on one rank so far.", param="speculative_config")
+        if self.drafting.reads_states and self.pipeline_parallel_size > 1:
+            raise ConfigError(f"{NAME}: a head reads all stages' states: no pipeline_parallel_size.", param=NAME)
         if self.runner == "pooling":
             raise ConfigError(
                 "speculative_config is for models that generate, not for those that pool.", param="speculative_config"
@@ -287,8 +289,8 @@ class ServerConfig:
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector that gets a trace of each request; "": none.
     `rate_limit_requests_per_minute` and `rate_limit_tokens_per_minute` bound each API key, and where there are none
     the server; 0: no limit; the file of keys may say others. `request_timeout`, in seconds, bounds every request (0:
-    none). `ssl_cert_reqs`: 0 asks clients for no certificate,
-    1 allows one, 2 wants one, signed by `ssl_ca_certs`; with `ssl_probes_without_cert` not from who asks probes alone.
+    none). `ssl_cert_reqs`: 0 asks clients for no certificate, 1 allows one, 2 wants one, signed by `ssl_ca_certs`;
+    with `ssl_probes_without_cert` not from who asks probes alone.
     """
 
     engine: EngineConfig
@@ -353,9 +355,8 @@ class ServerConfig:
             )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
         bounds = (
+            ("max_body_bytes", 1),
             ("response_store_bytes", 0),
             ("batch_concurrency", 1),
             ("max_file_bytes", 1),

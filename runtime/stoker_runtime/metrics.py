@@ -87,6 +87,11 @@ GAUGES = (
         lambda s: s.host_pages_used / s.host_pages_total if s.host_pages_total else 0.0,
     ),
     EngineGauge("stoker:step_seconds", "Duration of the engine's newest step", lambda s: s.step_seconds),
+    EngineGauge(
+        "stoker:step_age_seconds",
+        "Time that the step which this process waits for has taken, as long as its slowest rank; 0 without one",
+        lambda s: s.step_age,
+    ),
     EngineGauge("stoker:sleep_freed_bytes", "Bytes of the device given back while asleep", lambda s: s.bytes_freed),
     EngineGauge("stoker:sleep_host_bytes", "Bytes of weights in host memory", lambda s: s.host_weight_bytes),
     EngineGauge("stoker:batch_tokens", "Tokens of the engine's newest step", lambda s: s.batch_tokens),

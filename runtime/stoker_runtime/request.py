@@ -340,3 +340,7 @@ class EngineStats:
     asleep: bool = False
     bytes_freed: int = 0
     host_weight_bytes: int = 0
+    step_age: float = 0.0
+    """Seconds since the newest step ended while another is awaited: as long as its slowest rank takes. Whoever waits
+    knows it; the engine says 0.
+    """

@@ -22,7 +22,7 @@ from stoker_runtime.api.tools.dialect import choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.serve.port import open_port
-from stoker_runtime.serve.server import uvicorn_config
+from stoker_runtime.serve.web import uvicorn_config
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
 

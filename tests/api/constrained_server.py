@@ -18,7 +18,8 @@ from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.sampling import Limits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.serve.server import open_port, uvicorn_config
+from stoker_runtime.serve.port import open_port
+from stoker_runtime.serve.web import uvicorn_config
 from stoker_runtime.text.tokenizer import Tokenizer
 
 CORE = Path(__file__).parent / "constrained_core.py"

@@ -13,8 +13,18 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from docs.picture import Span, draw, lines, panels, with_gaps
 
+from stoker_operator.spec.service import InferenceService, parse
+
+SLEEPS = {"autoscaling": {"min": 0, "max": 1, "scaleToZero": {}}}
+TRIES = {"canary": {"weight": 4, "runtime": {"args": ["--seed", "3"]}}}
 SPAN = Span(1_700_000_000.0, 1_700_003_600.0, 7.0)
 ASKED: list[dict[str, list[str]]] = []
+
+
+def service(**spec: object) -> InferenceService:
+    head = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService"}
+    meta, least = {"namespace": "spaces", "name": "nap"}, {"model": {"uri": "hf://o/m"}, "resources": {"gpus": 1}}
+    return parse({**head, "metadata": meta, "spec": {**least, **spec}})
 
 
 class Prometheus(BaseHTTPRequestHandler):
@@ -45,7 +55,7 @@ def prometheus() -> Iterator[str]:
 
 
 def test_every_panel_is_asked_for_as_grafana_would(prometheus: str) -> None:
-    found = panels("spaces", "nap")
+    found = panels(service(**SLEEPS))
     drawn = [(panel, list(lines(prometheus, panel, SPAN))) for panel in found]
     assert len(ASKED) == sum(len(panel["targets"]) for panel in found)
     assert not [asked for asked in ASKED if "$" in asked["query"][0] or asked["step"] != ["18.0"]]
@@ -57,9 +67,16 @@ def test_every_panel_is_asked_for_as_grafana_would(prometheus: str) -> None:
 
 def test_a_picture_is_drawn(prometheus: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra bench draws")
-    draw([(panel, list(lines(prometheus, panel, SPAN))) for panel in panels("spaces", "nap")], SPAN, "nap",
+    draw([(panel, list(lines(prometheus, panel, SPAN))) for panel in panels(service(**SLEEPS))], SPAN, "nap",
          tmp_path / "nap.png")  # fmt: skip
     assert (tmp_path / "nap.png").stat().st_size > 10_000
+
+
+def test_a_part_of_a_dashboard_has_no_holes() -> None:
+    found = panels(service(**SLEEPS, **TRIES), ["Canary", "Whole request"])
+    assert [panel["title"].partition(":")[0] for panel in found] == ["Whole request", *["Canary"] * 5]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in found]
+    assert places == [(0, 0), (12, 0), (0, 8), (12, 8), (0, 16), (12, 16)]
 
 
 def test_where_nobody_said_anything_no_line_is_drawn() -> None:

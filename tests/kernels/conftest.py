@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine, compile_gemm, forget
+from tests.kernels.emulator.gemm import Machine, compile_adapted, compile_gemm, forget
 from tests.kernels.guard_pages import GuardPages
 
 from stoker_kernels.launch.dispatch import interpreting
@@ -62,5 +62,23 @@ def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Itera
     made = Machine(gemm_library)
     forget()
     made.install(monkeypatch)
+    yield made
+    forget()
+
+
+@pytest.fixture(scope="session")
+def adapted_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernels that adapters run in, compiled for the emulator."""
+    return compile_adapted(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.fixture
+def adapted_machine(adapted_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The emulator in place of a device that launches those in a chain."""
+    made = Machine(adapted_library)
+    forget()
+    made.install(monkeypatch)
+    for module in ("gemm.adapted", "lora.cluster_shrink"):
+        monkeypatch.setattr(f"stoker_kernels.{module}.pdl_on", lambda _: True)
     yield made
     forget()

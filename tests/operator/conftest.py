@@ -42,6 +42,7 @@ CRD = ROOT / "crds" / "stoker.dev_inferenceservices.yaml"
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
+    "statefulset-controller",
     "job-controller",
     "garbage-collector-controller",
     "persistentvolumeclaim-protection-controller",
@@ -205,7 +206,7 @@ class World:
         self, template_hash: str, number: int, *, key: str = "", served: bool = False, failed: str = ""
     ) -> World:
         """Add the record of a revision: of the template that is wanted now, or of another one, named by `key`."""
-        template = manifests.engine_template(self.service, self.settings, self.model)
+        template = manifests.revision_template(self.service, self.settings, self.model)
         if key:
             template["metadata"] = {"labels": {"was": key}}
         record = Record(template_hash, manifests.template_key(template), number, template, served, failed)

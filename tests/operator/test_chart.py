@@ -141,7 +141,8 @@ def test_no_right_is_a_wildcard_and_one_secret_can_be_read(render: Render) -> No
     for rule in own_rules(render("--set", "features.dashboards=true")):
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         assert not {"pods/log", "pods/exec"} & set(rule["resources"])
-        assert "secrets" not in rule["resources"] or rule["resourceNames"] == ["stoker-metrics-api-cert"]
+        made = rule["verbs"] == ["create"]
+        assert "secrets" not in rule["resources"] or made or rule["resourceNames"] == ["stoker-metrics-api-cert"]
         assert "nodes" not in rule["resources"] or rule["verbs"] == ["list"]
         writes = {"create", "patch", "delete", "update"} & set(rule["verbs"])
         assert "apiservices" not in rule["resources"] or not writes or rule["resourceNames"]
@@ -169,6 +170,7 @@ def test_the_operator_may_end_what_it_made_for_a_canary(render: Render) -> None:
         ("gatewayApi", {"httproutes"}),
         ("inferencePool", {"inferencepools"}),
         ("prometheusOperator", {"podmonitors", "prometheusrules"}),
+        ("leaderWorkerSet", {"leaderworkersets"}),
         ("dashboards", {"configmaps"}),
         ("adapters", {"configmaps"}),
     ],
@@ -186,14 +188,28 @@ def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: s
     assert len(set(told(off).without) - set(told(on).without)) == len(resources)
 
 
+def test_secrets_are_created_where_groups_are_and_no_more_than_theirs(render: Render) -> None:
+    def creating(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        rules = [rule for rule in own_rules(manifests) if "secrets" in rule["resources"]]
+        return [rule for rule in rules if "create" in rule["verbs"]]
+
+    assert [rule["verbs"] for rule in creating(render())] == [["create"]]
+    assert not creating(render("--set=features.leaderWorkerSet=false"))
+    policies = {item["metadata"]["name"]: item for item in of_kind(render(), "ValidatingAdmissionPolicy")}
+    [rule] = policies["stoker-system-stoker-secrets"]["spec"]["validations"]
+    assert "endsWith('-nodes')" in rule["expression"]
+    assert "'Opaque'" in rule["expression"], "no token of an identity"
+
+
 def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
     assert told(render()).without == ("Dashboard",)
     policies = {item["metadata"]["name"]: item for item in of_kind(render(), "ValidatingAdmissionPolicy")}
-    assert set(policies) == {"stoker-system-stoker-engine-flags", "stoker-system-stoker-config-maps"}
+    narrowed = {f"stoker-system-stoker-{name}" for name in ("config-maps", "secrets")}
+    assert set(policies) == {"stoker-system-stoker-engine-flags", *narrowed}
     [rule] = policies["stoker-system-stoker-config-maps"]["spec"]["validations"]
     assert "-adapters" in rule["expression"]
     assert "-dashboard" not in rule["expression"]
-    off = render("--set=admission.engineFlags=false,features.adapters=false")
+    off = render("--set=admission.engineFlags=false,features.adapters=false,features.leaderWorkerSet=false")
     assert not of_kind(off, "ValidatingAdmissionPolicy")
 
 
@@ -255,7 +271,7 @@ def test_a_certificate_of_somebody_elses(render: Render, values: str, secret: st
     assert not of_kind(manifests, "Secret")
     chosen = told(manifests)
     assert (chosen.metrics_adapter_secret, chosen.metrics_adapter_issuer) == (secret, "given")
-    [rule] = [rule for rule in own_rules(manifests) if "secrets" in rule["resources"]]
+    [rule] = [rule for rule in own_rules(manifests) if "secrets" in rule["resources"] and "get" in rule["verbs"]]
     assert (rule["resourceNames"], rule["verbs"]) == ([secret], ["get"])
     for made in of_kind(manifests, "Certificate"):
         assert made["spec"]["secretName"] == secret

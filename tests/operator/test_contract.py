@@ -52,6 +52,22 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
     assert config.drain_seconds == 90
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_group_takes_its_arguments(service: Build, settings: Settings, model: FetchedModel, number: int) -> None:
+    """As the kubelet gives them to it: with the variables that the group's controller sets put in."""
+    spec = {"resources": {"gpus": 2, "nodes": 3}, "parallelism": {"tensor": 3, "pipeline": 2}}
+    template = manifests.revision_template(service(**spec), settings, model)
+    template = template["workers"]["template"] if number else template
+    [engine] = template["spec"]["containers"]
+    said = {"LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": str(number), "LWS_LEADER_ADDRESS": "demo-nodes-0.demo-nodes.a"}
+    command, *rest = [re.sub(r"\$\((\w+)\)", lambda found: said[found[1]], each) for each in engine["args"]]
+    assert command == "serve"
+    [secret] = [item["name"] for item in engine["env"] if "valueFrom" in item]
+    config = parse_serve(rest, {secret: "a secret of enough letters"}).engine
+    assert (config.nnodes, config.node_rank, config.master_addr) == (3, number, "demo-nodes-0.demo-nodes.a")
+    assert (config.tensor_parallel_size, config.pipeline_parallel_size, config.local_ranks) == (3, 2, 2)
+
+
 def test_the_engine_follows_the_list_that_the_operator_writes(
     service: Build, settings: Settings, model: FetchedModel, tmp_path: Path
 ) -> None:
@@ -105,6 +121,14 @@ def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, mo
     looked = fetch_cli._options(rest)
     assert (command, looked.resolve, looked.uri_flag) == ("fetch", True, model["uri"])
     assert (looked.revision, looked.endpoint, looked.ignore) == ("main", options.endpoint, options.ignore)
+
+
+def test_a_look_into_an_image_takes_its_arguments(service: Build, settings: Settings) -> None:
+    built = service(model={"uri": "oci://r.io/m:v3", "endpoint": "http://mirror:50"}, cache={"mode": "Image"})
+    command, *rest = arguments(manifests.prefetch_job(built, settings, "Image", 1), "fetch")
+    options = fetch_cli._options(rest)
+    assert (command, options.resolve_image, options.uri_flag) == ("fetch", True, "oci://r.io/m:v3")
+    assert (options.endpoint, str(options.termination_log)) == ("http://mirror:50", "/dev/termination-log")
 
 
 @pytest.mark.parametrize("verify", ["OnDownload", "Always"])

@@ -31,6 +31,14 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},
     {"resources": {"gpus": 6}, "parallelism": {"tensor": 2, "pipeline": 3}},
     {"resources": {"gpus": 0}, "parallelism": {"tensor": 4}},
+    {"resources": {"gpus": 3, "nodes": 5}, "parallelism": {"tensor": 3, "pipeline": 5}},
+    {"resources": {"gpus": 7, "nodes": 2}, "parallelism": {"tensor": 14}},
+    {"resources": {"gpus": 0, "nodes": 3}, "parallelism": {"tensor": 2, "pipeline": 6}},
+    {"resources": {"gpus": 1, "nodes": 1}},
+    {
+        "resources": {"claims": [{"name": "g", "resourceClaimTemplateName": "a"}], "nodes": 4},
+        "parallelism": {"pipeline": 4},
+    },
     {"resources": {"claims": [{"name": "g", "resourceClaimName": "a"}]}, "parallelism": {"tensor": 8}},
     {"resources": {"gpus": 0, "memory": "600Mi"}, "runtime": {"shmSize": "512Mi"}},
     {"runtime": {"args": ["--dtype", "bfloat16", "--no_access_log"], "env": [{"name": "A", "value": ""}]}},
@@ -120,6 +128,14 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"claims": [{"name": "g", "resourceClaimName": "c"}], "gpuProducts": ["NVIDIA-L4"]}},
     {"placement": {"topologySpread": []}},
     {"cache": {"mode": "Node", "prewarm": True, "verify": "Always", "pvc": {"size": "33Gi"}}},
+    {
+        "model": {"uri": "oci://r.io:5000/team/m:v1@sha256:" + "9f" * 32, "secretRef": {"name": "login"}},
+        "cache": {"mode": "Image", "image": {"path": "models/m_7b/q4.gguf", "pullPolicy": "Never"}},
+    },
+    {
+        "model": {"uri": "oci://r.io/m", "endpoint": "http://mirror:5000", "updatePolicy": "Follow"},
+        "cache": {"mode": "Image"},
+    },
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "None", "pvc": {"size": "5Gi", "storageClassName": ""}}},
     {
         "podTemplate": {
@@ -128,6 +144,7 @@ GOOD: list[dict[str, Any]] = [
                 "volumes": [
                     {"name": "v", "emptyDir": {"sizeLimit": "1Gi"}},
                     {"name": "s", "secret": {"secretName": "x"}},
+                    {"name": "i", "image": {"reference": "r.io/tools:1"}},
                 ],
                 "containers": [
                     {

@@ -25,6 +25,7 @@ from stoker_operator.spec.service import InferenceService
 
 pytestmark = pytest.mark.apiserver
 Build = Callable[..., InferenceService]
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "demo"}}
 Object = dict[str, Any]
 SPEC: Object = {
     "endpoint": {
@@ -140,9 +141,9 @@ async def test_every_field_is_one_of_theirs(
         manifests.inference_pool(built, built.endpoint.inference_pool),
         manifests.pod_monitor(built),
         manifests.prometheus_rule(built),
-        manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090"),
+        manifests.scaled_object(built, built.autoscaling, DEPLOYMENT, "http://prometheus:9090"),
         manifests.dashboard(built),
-        manifests.pod_autoscaler(built, replace(built.autoscaling, engine="HPA")),
+        manifests.pod_autoscaler(built, replace(built.autoscaling, engine="HPA"), DEPLOYMENT),
     ]
     for manifest in made:
         said = kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(manifest))

@@ -136,7 +136,7 @@ capabilities: {drop: [ALL]}
 {{/* Kinds that services may not ask for, as the operator is told of them. */}}
 {{- define "stoker.without" -}}
 {{- $off := list -}}
-{{- $of := dict "horizontalPodAutoscaler" "HorizontalPodAutoscaler" "keda" "ScaledObject" "ingress" "Ingress" "gatewayApi" "HTTPRoute" "inferencePool" "InferencePool" "prometheusOperator" "PodMonitor,PrometheusRule" "dashboards" "Dashboard" "adapters" "AdapterList" -}}
+{{- $of := dict "horizontalPodAutoscaler" "HorizontalPodAutoscaler" "keda" "ScaledObject" "ingress" "Ingress" "gatewayApi" "HTTPRoute" "inferencePool" "InferencePool" "prometheusOperator" "PodMonitor,PrometheusRule" "leaderWorkerSet" "LeaderWorkerSet" "dashboards" "Dashboard" "adapters" "AdapterList" -}}
 {{- range $feature, $kinds := $of -}}
 {{- if not (index $.Values.features $feature) }}{{ $off = append $off $kinds }}{{ end -}}
 {{- end -}}

@@ -83,6 +83,14 @@
   resources: [podmonitors, prometheusrules]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+{{- if .leaderWorkerSet }}
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]   # templates/secrets.yaml narrows this to those that groups share; none is ever read
+  verbs: [create]
+{{- end }}
 {{- if or .dashboards .adapters }}
 - apiGroups: [""]
   resources: [configmaps]   # templates/config-maps.yaml narrows this to dashboards and lists of adapters

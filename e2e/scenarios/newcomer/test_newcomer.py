@@ -52,10 +52,10 @@ def free(port: int) -> bool:
 
 
 @contextmanager
-def registry(folder: Path) -> Iterator[str]:
-    """A registry on this machine that keeps nothing; its address."""
+def registry(folder: Path, listens: str = "127.0.0.1") -> Iterator[str]:
+    """A registry on this machine that keeps nothing; its address for nodes. `listens` "" = for pods, too."""
     port = next(port for port in range(5000, 5100) if free(port))
-    command = [str(ensure(["crane"])["crane"]), "registry", "serve", f"--address=127.0.0.1:{port}", f"--disk={folder}"]
+    command = [str(ensure(["crane"])["crane"]), "registry", "serve", f"--address={listens}:{port}", f"--disk={folder}"]
     log = Layout().logs / "registry.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     process = spawn(command, log)

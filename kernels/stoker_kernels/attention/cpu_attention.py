@@ -191,12 +191,21 @@ def attend_rows(
         tokens = slice(row, row + 1) if row < meta.num_decodes else slice(starts[row], starts[row + 1])
         if length and tokens.start < tokens.stop:
             k, v = cache.gather(meta.page_table[meta.seq_slots[row : row + 1].long()], length)
-            out[tokens] = _rows_attended(q[tokens].float(), k[0], v[0], gain, scale, window, softcap)
+            out[tokens] = rows_attended(
+                q[tokens].float(), k[0], v[0], gain, scale=scale, window=window, softcap=softcap
+            )
     return out
 
 
-def _rows_attended(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
+def rows_attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """The last n positions `q [n, Hq, D]` of one sequence over its keys `[Hkv, L, D]`, all fp32."""
     (tokens, heads, dim), (kv_heads, keys, _) = q.shape, k.shape

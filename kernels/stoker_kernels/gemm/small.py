@@ -38,7 +38,8 @@ class Tile:
 
     `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
     `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
-    multiplies with gate and up stacked and stores silu(gate) · up.
+    multiplies with gate and up stacked and stores silu(gate) · up. An `adapted` one (family `cluster`, bf16, up to 8
+    tokens) adds what adapters do.
     """
 
     family: Family
@@ -50,6 +51,7 @@ class Tile:
     cluster: int = 1
     gated: bool = False
     share: int = 1
+    adapted: bool = False
 
     @property
     def split(self) -> int:
@@ -88,7 +90,7 @@ class Tile:
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
         kind = "gated" if self.gated else self.family
-        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
+        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}{'_adapted' if self.adapted else ''}"
 
 
 class _Arguments(ctypes.Structure):
@@ -199,8 +201,11 @@ def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device
     return replace(tile, cluster=2, share=2)  # of `multicast`, whose clusters have two CTAs at least
 
 
-def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
-    """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
+def launch(tile: Tile, o: Operands, *, pdl: bool, adapters: ctypes.Structure | None = None) -> None:
+    """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing.
+
+    `adapters`: of an adapted tile its further argument.
+    """
     device, n, (m, k) = o.x.device, o.weight.shape[0], o.x.shape
     part = cut(tile, o.weight)
     per_channel = o.w_scale is not None and o.w_scale.numel() > 1
@@ -211,4 +216,5 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     chosen = load(tile, o.weight.dtype, device)
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
     x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
-    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
+    further = [] if adapters is None else [adapters]
+    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments, *further], device, pdl=pdl, cluster=tile.cluster)

@@ -1,7 +1,8 @@
 """Products with weights in integers of 4 or 8 bits: `integer_linear`.
 
 `fragments.py` is the order of four-bit codes that the Hopper kernels read (`sm90_int4.py`, csrc/), `triton_integer.py`
-takes every other weight and GPU, `reference.py` is the oracle, `bench.py` checks and times.
+takes every other weight and GPU, `reference.py` is the oracle, `bench.py` checks and times. Where batch invariance is
+demanded `fixed.py` cuts K in one way, and `rows.py` is the CPU's.
 Must never know: files and formats, models. A new width or layout: here, and in `quant/integer_weight.py`.
 """
 

@@ -1,7 +1,7 @@
 """`integer_linear`: y = x · Wᵀ + bias for weights in integers of 4 or 8 bits with scales a group.
 
 Implementations, for `--kernel integer_linear=NAME`: `own` (CUDA: our Hopper kernels for weights in fragments, Triton
-for those in rows) and `reference`, which is also the CPU's.
+for those in rows) and `reference`, which is also the CPU's. Where batch invariance is demanded: `fixed`, and `rows`.
 Invariants: each row of the result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves, nor how weights reached the device.
 """
@@ -12,12 +12,32 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.integer_gemm import fragments
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch import cpu_dot
+from stoker_kernels.launch.dispatch import (
+    Target,
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 from stoker_kernels.quant import IntegerWeight, Layout
 
 _FLOATS = (torch.bfloat16, torch.float16)
 register("integer_linear", "own", "stoker_kernels.integer_gemm.choose:integer_linear", triton_supports(*_FLOATS))
 register("integer_linear", "reference", "stoker_kernels.integer_gemm.reference:integer_linear", reference_supports)
+
+
+def _rows_support(target: Target) -> str | None:
+    return cpu_supports(torch.bfloat16, torch.float32)(target) or cpu_dot.refusal()
+
+
+register_invariant(
+    "integer_linear", "fixed", "stoker_kernels.integer_gemm.fixed:integer_linear",
+    triton_supports(torch.bfloat16, min_sm=90),
+)  # fmt: skip
+register_invariant("integer_linear", "rows", "stoker_kernels.integer_gemm.rows:integer_linear", _rows_support)
 
 
 def integer_linear(

@@ -92,10 +92,15 @@ def integer_dequantize_kernel(
         tl.store(out + row[:, None].to(tl.int64) * k + column[None, :], value, mask=column[None, :] < k)
 
 
-def multiply(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, *, widen: bool = False) -> None:
-    """out = x · Wᵀ + bias; `weight` in rows with scales of x's dtype. `widen` multiplies in fp32."""
+def multiply(
+    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, *, widen: bool = False, tokens: int = 0
+) -> None:
+    """out = x · Wᵀ + bias; `weight` in rows with scales of x's dtype. `widen` multiplies in fp32.
+
+    `tokens` (one of TOKEN_TILES) share a tile; 0: by their number.
+    """
     (m, k), n = x.shape, weight.out_features
-    tokens = TOKEN_TILES[0] if m <= TOKEN_TILES[0] else TOKEN_TILES[1]
+    tokens = tokens or (TOKEN_TILES[0] if m <= TOKEN_TILES[0] else TOKEN_TILES[1])
     integer_linear_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(m, tokens))](
         x, weight.data, weight.scale, weight.zero, bias, out, m, n, k, weight.group, x.stride(0), out.stride(0),
         BITS=weight.bits, TOKENS=tokens, ROWS=_ROWS, BYTES=_BYTES, WIDEN=widen, num_warps=_WARPS, num_stages=3,

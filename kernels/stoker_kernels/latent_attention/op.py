@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.launch.dispatch import Target, cpu_supports, reference_supports, register, select, triton_supports
+from stoker_kernels.attention.cpu_attention import rows_support
+from stoker_kernels.launch import cpu_dot
+from stoker_kernels.launch.dispatch import (
+    Target,
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FOLDER = "stoker_kernels.latent_attention"
@@ -27,12 +37,17 @@ def _supports(target: Target) -> str | None:
     return _takes(target)
 
 
+def _rows_support(target: Target) -> str | None:
+    return rows_support(target) or cpu_dot.refusal()
+
 
 register("latent_rope_write", "triton", f"{_FOLDER}.triton_write:latent_rope_write", _supports)
 register("latent_attention", "triton", f"{_FOLDER}.triton_launch:latent_attention", _supports)
 register("latent_rope_write", "reference", f"{_FOLDER}.reference:latent_rope_write", reference_supports)
 register("latent_attention", "cpu", f"{_FOLDER}.cpu_latent:latent_attention", cpu_supports(*_FLOATS))
 register("latent_attention", "reference", f"{_FOLDER}.reference:latent_attention", reference_supports)
+register_invariant("latent_rope_write", "rows", f"{_FOLDER}.rows:latent_rope_write", cpu_supports(*_FLOATS))
+register_invariant("latent_attention", "rows", f"{_FOLDER}.rows:latent_attention", _rows_support)
 
 
 def latent_rope_write(

@@ -195,14 +195,15 @@ def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ct
 
 
 def paired_map_at(
-    address: int, rows: int, columns: int, element_size: int, box_rows: int
+    address: int, rows: int, columns: int, element_size: int, box_rows: int, stacked: int = 1
 ) -> ctypes.Array[ctypes.c_char]:
     """A TMA map of [rows, columns], contiguous, whose boxes alternate by eight rows between its first and second half.
 
     Dimensions: column, row of eight, half, eights of a half; `box_rows` counts both halves' rows, a multiple of 16, as
-    `rows` is. Otherwise as `tensor_map`.
+    `rows` is. Of `stacked` such matrices the next one starts rows / 8 eights further. Otherwise as `tensor_map`.
     """
-    sizes, strides = (columns, 8, 2, rows // 16), (columns, columns * rows // 2, columns * 8)
+    eights = (stacked - 1) * rows // 8 + rows // 16
+    sizes, strides = (columns, 8, 2, eights), (columns, columns * rows // 2, columns * 8)
     return _encoded(address, sizes, strides, element_size, (8, 2, box_rows // 16))
 
 

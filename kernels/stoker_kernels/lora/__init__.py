@@ -1,9 +1,11 @@
 """Low-rank additions to linear layers, of many adapters in one step (LoRA, Hu et al. 2021).
 
 `op.py` holds the public functions, `types.py` what they take, `triton_plan.py` and `triton_lora.py` the kernels,
-`reference.py` the oracle. Must never know: adapters' names and files, requests, and which layer a target belongs to.
+`cluster_shrink.py` the first half of a product by clusters of CTAs, which `gemm` adds the second one to. `reference.py`
+is the oracle. Must never know: adapters' names and files, requests, and which layer a target belongs to.
 """
 
+from stoker_kernels.lora.cluster_shrink import row_ranks, shrink_refusal, shrink_rows
 from stoker_kernels.lora.op import (
     add_lora_embedding,
     expand_lora,
@@ -12,10 +14,11 @@ from stoker_kernels.lora.op import (
     scratch_elements,
     shrink_lora,
 )
-from stoker_kernels.lora.types import LoraPlan, LoraTarget, plan_tile, plan_tiles
+from stoker_kernels.lora.types import LoraPlan, LoraStep, LoraTarget, plan_tile, plan_tiles
 
 __all__ = [
     "LoraPlan",
+    "LoraStep",
     "LoraTarget",
     "add_lora_embedding",
     "expand_lora",
@@ -23,6 +26,9 @@ __all__ = [
     "group_tokens",
     "plan_tile",
     "plan_tiles",
+    "row_ranks",
     "scratch_elements",
     "shrink_lora",
+    "shrink_refusal",
+    "shrink_rows",
 ]

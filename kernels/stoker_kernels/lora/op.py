@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.lora import cluster_shrink
+from stoker_kernels.lora.cluster_shrink import row_ranks
 from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraTarget, plan_tile, plan_tiles
 from stoker_kernels.quant import Quantized
 
@@ -29,6 +31,7 @@ _PROGRAMS = 128
 for _op in ("gather_adapters", "group_tokens"):
     register(_op, "triton", f"stoker_kernels.lora.triton_plan:{_op}", triton_supports(torch.int32))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
+register("shrink_lora", "clusters", "stoker_kernels.lora.cluster_shrink:shrink_lora", cluster_shrink.supports)
 for _op in ("shrink_lora", "expand_lora", "add_lora_embedding"):
     register(_op, "triton", f"stoker_kernels.lora.triton_lora:{_op}", triton_supports(*_FLOATS))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
@@ -55,8 +58,8 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
 
 def shrink_lora(
     x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, planned: bool = False
-) -> None:
-    """A·x into `scratch`, which nothing else may use until `expand_lora` has read it.
+) -> int:
+    """A·x into `scratch`, which nothing else may use until `expand_lora` has read it; → the parts it is the sum of.
 
     x: [T, K] of A's dtype, or `Quantized` as the linear takes it. scratch: fp32, at least `scratch_elements(T, …)`.
     planned: `group_tokens` and the launch after it have ended before the launch before this one began.
@@ -69,11 +72,13 @@ def shrink_lora(
     if data.shape[1] != target.a.shape[-1]:
         raise ValueError(f"x {tuple(data.shape)} does not fit A {tuple(target.a.shape)}")
     _check(data.shape[0], target, scratch)
-    select("shrink_lora", data.device, target.a.dtype)(x, target, plan, scratch, planned)
+    return int(select("shrink_lora", data.device, target.a.dtype)(x, target, plan, scratch, planned))
 
 
-def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, planned: bool = False) -> None:
-    """y += B·(what `shrink_lora` left in `scratch`), in place; `planned` as there.
+def expand_lora(
+    y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, parts: int, planned: bool = False
+) -> None:
+    """y += B·(what `shrink_lora` left in `scratch`, in `parts` parts), in place; `planned` as there.
 
     y: [T, N], rows contiguous, of B's dtype. Sums are fp32; A·x is rounded once to y's dtype.
 
@@ -84,7 +89,7 @@ def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, 
     if y.shape[1] != sum(target.rows):
         raise ValueError(f"y {tuple(y.shape)} does not fit rows {target.rows}")
     _check(y.shape[0], target, scratch)
-    select("expand_lora", y.device, y.dtype)(y, target, plan, scratch, planned)
+    select("expand_lora", y.device, y.dtype)(y, target, plan, scratch, parts, planned)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
@@ -101,9 +106,10 @@ def splits_of(plan: LoraPlan, columns: int) -> int:
 
 
 def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
-    """fp32 elements of scratch that `shrink_lora` needs for `tokens` tokens of up to `columns` columns."""
+    """fp32 elements of scratch that shrinking takes for `tokens` tokens of up to `columns` columns."""
     tile, tiles = plan_tile(tokens), plan_tiles(tokens, slots)
-    return tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
+    sums = tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
+    return max(sums, -(-tokens * pieces * row_ranks(max_rank) // 2))  # of `shrink_rows`, in 16 bits
 
 
 def _splits(tile: int, tiles: int, columns: int) -> int:

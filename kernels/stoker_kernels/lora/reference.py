@@ -38,7 +38,7 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
         first += tiles
 
 
-def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
     """The definition of `shrink_lora`; scratch holds `[places, pieces, max_rank]`."""
     del planned
     _, max_rank, pieces, _ = target.a.shape
@@ -49,10 +49,12 @@ def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scrat
         else:
             inputs = x[tokens].float()
         room[places, :, :rank] = torch.einsum("tk,rpk->tpr", inputs, target.a[slot, :rank].float())
+    return 1
 
 
-def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, parts: int, planned: bool) -> None:
     """The definition of `expand_lora`, of what the definition of `shrink_lora` left."""
+    assert parts == 1
     del planned
     _, max_rank, pieces, _ = target.a.shape
     room = scratch[: len(plan.order) * pieces * max_rank].view(-1, pieces, max_rank)

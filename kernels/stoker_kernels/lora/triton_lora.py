@@ -29,7 +29,7 @@ FEW_RANKS = tl.constexpr(16)
 _ROWS = 128
 _WARPS = {SMALL_TILE: 4, LARGE_TILE: 8}  # of expand
 _COLUMNS = {SMALL_TILE: 256, LARGE_TILE: 64}  # of 16 bits a step; of 32 half as many, for the shared memory of sm_75
-_SPLITS = {SMALL_TILE: MAX_SPLITS, LARGE_TILE: 1}  # that expand knows how to add up
+_SPLITS = {SMALL_TILE: (1, MAX_SPLITS), LARGE_TILE: (1,)}  # that expand knows how to add up
 _ROW_COUNTS = ("rows_0", "rows_1", "rows_2")
 _INTEGERS = (
     "slot_units",
@@ -180,7 +180,7 @@ def lora_expand_kernel(
         tl.store(target, (before + sums).to(y.dtype.element_ty), mask=mask)
 
 
-def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
     """A program for each block of ranks, tile and split of the columns."""
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
     _, max_rank, pieces, columns = target.a.shape
@@ -194,11 +194,12 @@ def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scrat
         triton.cdiv(triton.cdiv(columns, splits), step) * step,
         TILE=plan.tile, RANKS=ranks, COLUMNS=step, PLANNED=planned, WIDEN=interpreting(), **launch_options(data.device),
     )  # fmt: skip
+    return splits
 
 
-def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, parts: int, planned: bool) -> None:
     """A program for each block of rows and tile."""
-    _expand(y, target, plan, scratch, splits_of(plan, target.a.shape[3]), planned)
+    _expand(y, target, plan, scratch, parts, planned)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
@@ -227,7 +228,7 @@ def _expand(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, spli
     lora_expand_kernel[(blocks, plan.adapters.shape[0])](
         y, target.b, target.ranks, plan.order, plan.adapters, scratch, y.stride(0), *rows,
         slot_stride // 16, rank_stride // 16, max_rank, pieces, plan.order.shape[0], splits,
-        TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, SPLITS=_SPLITS[plan.tile],
+        TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, SPLITS=1 if splits == 1 else MAX_SPLITS,
         PLANNED=planned, WIDEN=interpreting(), num_warps=_WARPS[plan.tile], **launch_options(y.device),
     )  # fmt: skip
 
@@ -246,8 +247,9 @@ def _register() -> None:
                 register_aot(
                     lora_expand_kernel, _taken(lora_expand_kernel, common | types),
                     [
-                        each | {"ROWS": _ROWS, "SPLITS": _SPLITS[tile], "WIDEN": False}
+                        each | {"ROWS": _ROWS, "SPLITS": splits, "WIDEN": False}
                         for each in planned if each["TILE"] == tile
+                        for splits in _SPLITS[tile]
                     ],
                     options={"num_warps": _WARPS[tile]}, min_sm=min_sm,
                     compact=dtype == BF16 and stride == I32_DIVISIBLE,

@@ -39,12 +39,13 @@ class LoraPlan:
     """The tokens of a step by adapter slot, in tiles of `tile` places that belong to one slot each.
 
     order: [tiles·tile] int32, the token at each place, −1 where there is none. adapters: [tiles] int32, the slot of
-    each tile, −1 for a tile without tokens. `group_tokens` fills both.
+    each tile, −1 for a tile without tokens. `group_tokens` fills both from `tokens [T]` int32, the slot of each token.
     """
 
     order: Tensor
     adapters: Tensor
     tile: int
+    tokens: Tensor
 
     @staticmethod
     def allocate(max_tokens: int, slots: int, device: torch.device) -> LoraPlan:
@@ -56,12 +57,27 @@ class LoraPlan:
             torch.full((places,), -1, dtype=torch.int32, device=device),
             torch.full((tiles,), -1, dtype=torch.int32, device=device),
             plan_tile(max_tokens),
+            torch.empty((0,), dtype=torch.int32, device=device),
         )
 
-    def of(self, tokens: int, slots: int) -> LoraPlan:
-        """The part for a step of `tokens` tokens."""
-        tiles, tile = plan_tiles(tokens, slots), plan_tile(tokens)
-        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile)
+    def of(self, tokens: Tensor, slots: int) -> LoraPlan:
+        """The part for a step whose tokens have the slots `tokens [T]` int32, −1 … slots − 1."""
+        count = len(tokens)
+        tiles, tile = plan_tiles(count, slots), plan_tile(count)
+        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """What a step's linears share. scratch: fp32, `scratch_elements` of it, in use by one linear at a time.
+
+    planned: `group_tokens` and the launch after it have ended before the launch before a linear's first one began, so
+    that the plan may be read ahead of the launch's turn.
+    """
+
+    plan: LoraPlan
+    scratch: Tensor
+    planned: bool = False
 
 
 def plan_tile(tokens: int) -> int:

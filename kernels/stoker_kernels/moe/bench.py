@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import reference
-from stoker_kernels.moe.triton_experts import experts, pair_rows, sum_pairs
+from stoker_kernels.moe import choose, reference, triton_experts
 from stoker_kernels.moe.triton_route import route
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights, Routes, Routing, quantize_experts
 
@@ -30,22 +29,26 @@ BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read
 # Experts, choices, width of an expert, hidden size.
 LAYERS = {"qwen3-30b-a3b": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 2880), "mixtral": (8, 2, 14336, 4096)}
 TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
+GROUPS, GROUP = (32, 64, 128, 0), 128  # columns of integers that share a scale: to check, and to time
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
-BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3}
+BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, "int4": 8e-3}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations."""
+    """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations.
+
+    The experts are timed as they are chosen, and as Triton's kernels alone do them.
+    """
 
     layer: str
     kind: str
     tokens: int
     distinct: float
     route_us: float
-    products_us: float
-    sum_us: float
+    experts_us: float
+    triton_us: float
     us: float
     limit_us: float
 
@@ -65,11 +68,11 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
     for _ in range(cases):
         count, top_k = generator.choice([4, 9, 16, 60]), generator.choice([1, 2, 4])
         tokens = generator.choice([1, 3, 16, 17, 40, 100, 333, 1500])
-        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
+        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4", "int4"]
         kind = generator.choice(kinds)
-        unit = 32 if kind == "mxfp4" else 16
+        unit = 32 if kind in ("mxfp4", "int4") else 16
         ffn, hidden = unit * generator.randrange(4, 30), unit * generator.randrange(4, 40)
-        weights = quantize_experts(random_experts(count, ffn, hidden, device), kind)
+        weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
         x = torch.randn(tokens, hidden, device=device).bfloat16()
         logits = torch.randn(tokens, count, device=device) * generator.choice([0.0, 1.0, 10.0])
         found = route(logits, Routing(top_k, renormalize=True))
@@ -80,9 +83,10 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         if kind == "dense":
             wide = ExpertWeights(weights.gate_up.float(), weights.down.float())
         exact = reference.experts(x.float(), found, wide)
-        error = float((experts(x, found, weights).float() - exact).norm() / exact.norm())
-        if not error < BOUNDS[kind]:
-            complaints.append(f"{what}: error {error:.2e}")
+        for way in (choose, triton_experts):
+            error = float((way.experts(x, found, weights).float() - exact).norm() / exact.norm())
+            if not error < BOUNDS[kind]:
+                complaints.append(f"{what}, {way.__name__}: error {error:.2e}")
     return complaints
 
 
@@ -113,34 +117,33 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     xs = [torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(SETS)]
     logits = [torch.randn(tokens, count, device=device).bfloat16() for _ in range(SETS)]
     plans = [route(each, routing) for each in logits]
-    given = [pair_rows(x, plan, weights) for x, plan in zip(xs, plans, strict=True)]
-    summed = torch.empty_like(xs[0])
     distinct = statistics.mean(len(plan.ids.unique()) for plan in plans)
 
     def whole(i: int) -> Tensor:
-        return experts(xs[i % SETS], route(logits[i % SETS], routing), weights)
+        return choose.experts(xs[i % SETS], route(logits[i % SETS], routing), weights)
 
     def routed(i: int) -> Routes:
         return route(logits[i % SETS], routing)
 
-    def products(i: int) -> Tensor:
-        return pair_rows(xs[i % SETS], plans[i % SETS], weights)
+    def chosen(i: int) -> Tensor:
+        return choose.experts(xs[i % SETS], plans[i % SETS], weights)
 
-    def sums(i: int) -> Tensor:
-        return sum_pairs(given[i % SETS], plans[i % SETS], summed)
+    def by_triton(i: int) -> Tensor:
+        return triton_experts.experts(xs[i % SETS], plans[i % SETS], weights)
 
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
-        layer, weights.kind, tokens, distinct, timed(routed), timed(products), timed(sums), timed(whole), limit
+        layer, weights.kind, tokens, distinct, timed(routed), timed(chosen), timed(by_triton), timed(whole), limit
     )  # fmt: skip
 
 
 def described(row: Row) -> str:
     """A row as it is printed."""
-    parts = f"route {row.route_us:6.1f}, products {row.products_us:8.1f}, sum {row.sum_us:6.1f}, all {row.us:8.1f} µs"
+    experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f})"
+    parts = f"route {row.route_us:6.1f}, {experts}, all {row.us:8.1f} µs"
     share = f"limit {row.limit_us:8.1f} ({row.limit_us / row.us:.0%})"
     return f"{row.layer:14} {row.kind:12} {row.tokens:5} tokens, {row.distinct:6.1f} experts: {parts}, {share}"
 
@@ -150,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default=",".join(LAYERS), help="which shapes (default: %(default)s)")
     parser.add_argument(
-        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4", help="of weights (default: %(default)s)"
+        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4,int4", help="of weights (default: %(default)s)"
     )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=40, help="random mixtures to check first (default: %(default)s)")
@@ -169,7 +172,7 @@ def main() -> int:
     for layer in options.layers.split(","):
         count, _, ffn, hidden = LAYERS[layer]
         for kind in options.kinds.split(","):
-            weights = quantize_experts(random_experts(count, ffn, hidden, device), kind)
+            weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, GROUP)
             for row in map(functools.partial(measure, layer, weights), map(int, options.tokens.split(","))):
                 found.append(row)
                 print(described(row), flush=True)

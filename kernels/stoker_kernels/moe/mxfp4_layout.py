@@ -1,11 +1,9 @@
 """How experts in MXFP4 rest in memory: codes where bf16 wants their bits, scales beside those of the same step.
 
-A row of K columns is read in steps: of 256 columns as long as there are as many, then of 128, 64 and 32. A step of C
-columns is C / 8 words of 32 bits; of a word's eight codes the i-th is of column i · C / 8 + p, p the word's place. So
-one code place of a step's words is C / 8 columns that follow each other and share a scale. The places 2f and 2f + 1 lie
-in a word's lower and upper half alike: for f = 0, 1, 2 sign, exponent and mantissa of e2m1 are bits 15 and 8 to 6,
-where bf16 has its own, moved down by 3 · f; f = 3 has the rest, the sign in bit 14, the mantissa in 13, the exponent in
-11 and 10.
+Codes lie in words as `steps.py` says, so that one code place of a step's words is columns that share a scale. The
+places 2f and 2f + 1 lie in a word's lower and upper half alike: for f = 0, 1, 2 sign, exponent and mantissa of e2m1 are
+bits 15 and 8 to 6, where bf16 has its own, moved down by 3 · f; f = 3 has the rest, the sign in bit 14, the mantissa in
+13, the exponent in 11 and 10.
 
 A step has eight bytes of scales a row, one for each code place, and those of neighbouring rows lie together:
 [steps, rows, 8]. A byte is e8m0's exponent + 94: as the exponent of a bf16 it is 2^126 · 2^-32 times the scale.
@@ -21,33 +19,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from stoker_kernels.moe.steps import BLOCK, PLACES, STEP, runs_of, shape_of, steps_of
 from stoker_kernels.quant import E2M1, unpack_rows
 
-BLOCK = 32
-"""Columns that share a scale."""
-STEP = 256
-PLACES = 8
 EXPONENT_BIAS = 127  # of e8m0
 MOVED = 94  # of a scale's exponent: 126 that codes lack as bits of bf16, less the 32 that keep small and large in range
 LARGEST_EXPONENT = 254 - MOVED
-
-
-def steps_of(columns: int) -> list[tuple[int, int]]:
-    """The first column of each step of a row, and how many it has. Raises ValueError for no whole blocks."""
-    if columns % BLOCK or columns < BLOCK:
-        raise ValueError(f"{columns} columns are no whole blocks of {BLOCK}, as MXFP4 has them")
-    found = [(start, STEP) for start in range(0, columns - STEP + 1, STEP)]
-    start = len(found) * STEP
-    for size in (128, 64, 32):
-        if (columns - start) & size:
-            found.append((start, size))
-            start += size
-    return found
-
-
-def data_bytes(rows: int, columns: int) -> int:
-    """Bytes of the codes of a matrix."""
-    return rows * columns // 2
 
 
 def scale_bytes(rows: int, columns: int) -> int:
@@ -67,8 +44,8 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     codes = unpack_rows(blocks.contiguous(), 4)
     table = _bits(codes.device)
     found = torch.empty((rows, columns // 4), dtype=torch.int16, device=codes.device)
-    for start, size in _runs(columns):
-        count, words = _shape_of(columns, start, size)
+    for start, size in runs_of(columns):
+        count, words = shape_of(columns, start, size)
         part = codes[:, start : start + count * size].reshape(rows, count, 4, 2, words)
         halves = sum(table[field][part[:, :, field].int()] for field in range(4))  # [R, count, 2, words]
         assert isinstance(halves, Tensor)
@@ -86,8 +63,8 @@ def unpack_mxfp4(data: Tensor, scales: Tensor) -> Tensor:
     sizes = torch.tensor([*E2M1, *(-value for value in E2M1)], device=data.device)
     exponents = torch.empty((rows, columns // BLOCK), dtype=torch.int32, device=data.device)
     exponents[:, _blocks_of(columns, data.device)] = scales.transpose(0, 1).int() - MOVED - EXPONENT_BIAS
-    for start, size in _runs(columns):
-        count, words = _shape_of(columns, start, size)
+    for start, size in runs_of(columns):
+        count, words = shape_of(columns, start, size)
         part = halves[:, start // 4 : start // 4 + count * words * 2].view(rows, count, words, 2).transpose(2, 3)
         fields = [part << 3 * field for field in range(3)]
         codes = [(each >> 15 & 1) << 3 | each >> 6 & 7 for each in fields]
@@ -110,16 +87,6 @@ def quantize_mxfp4(matrix: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.where(below % 2 == 0, below, above).to(torch.uint8)  # half-way: the even code
     codes = (size + 8 * (small < 0).to(torch.uint8)).view(rows, columns // 2, 2)
     return codes[..., 0] | codes[..., 1] << 4, (exponent + EXPONENT_BIAS).to(torch.uint8)
-
-
-def _runs(columns: int) -> list[tuple[int, int]]:
-    """The steps of a row, those of a size as one: first column and size."""
-    return list({size: (start, size) for start, size in reversed(steps_of(columns))}.values())
-
-
-def _shape_of(columns: int, start: int, size: int) -> tuple[int, int]:
-    """How many steps of this size a row has from `start` on, and the words of each."""
-    return ((columns - start) // size if size == STEP else 1), size // PLACES
 
 
 def _blocks_of(columns: int, device: torch.device) -> Tensor:

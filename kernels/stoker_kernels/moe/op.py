@@ -11,17 +11,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch import cpu_dot
+from stoker_kernels.launch.dispatch import (
+    Target,
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import FP8
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 register("route", "triton", "stoker_kernels.moe.triton_route:route", triton_supports(*_FLOATS))
 register("route", "reference", "stoker_kernels.moe.reference:route", reference_supports)
-register("keep_experts", "triton", "stoker_kernels.moe.triton_keep:keep_experts", triton_supports(torch.int32))
-register("keep_experts", "reference", "stoker_kernels.moe.reference:keep_experts", reference_supports)
+for _name, _path, _supports in (
+    ("triton", "triton_keep", triton_supports(torch.int32)),
+    ("reference", "reference", reference_supports),
+):
+    register("keep_experts", _name, f"stoker_kernels.moe.{_path}:keep_experts", _supports, invariant=True)
+register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
+
+
+def _rows_support(target: Target) -> str | None:
+    return cpu_supports(torch.bfloat16, torch.float32, FP8, torch.uint8)(target) or cpu_dot.refusal()
+
+
+register_invariant("route", "fixed", "stoker_kernels.moe.fixed:route", triton_supports(*_FLOATS))
+register_invariant("route", "rows", "stoker_kernels.moe.rows:route", cpu_supports(*_FLOATS))
+register_invariant(
+    "experts", "fixed", "stoker_kernels.moe.fixed:experts", triton_supports(torch.bfloat16, FP8, torch.uint8, min_sm=90)
+)
+register_invariant("experts", "rows", "stoker_kernels.moe.rows:experts", _rows_support)
 
 
 def route(

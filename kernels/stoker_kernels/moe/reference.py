@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
+from stoker_kernels.moe.int4_layout import int4_values
 from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import BLOCK, Quantized
@@ -56,7 +57,7 @@ def _in_groups(choice: Tensor, routing: Routing) -> Tensor:
     """`choice`, −inf outside of each token's best groups."""
     if routing.groups == 1:
         return choice
-    grouped = choice.view(choice.shape[0], routing.groups, -1)
+    grouped = choice.view(len(choice), routing.groups, choice.shape[1] // routing.groups)
     best = grouped.topk(2 if routing.group_score == "top2" else 1, dim=-1).values.sum(-1)
     chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
     inside = torch.zeros_like(best, dtype=torch.bool).scatter_(1, chosen, True)
@@ -90,16 +91,16 @@ def experts(
     """Expert by expert, each over its tokens; added up choice by choice."""
     tokens, top_k = routes.ids.shape
     given = x.new_zeros((tokens * top_k, weights.hidden))
-    read = _rounded(x) if weights.takes_quantized else x
+    read = rounded(x) if weights.takes_quantized else x
     flat = routes.ids.flatten()
     for expert in flat.unique().tolist():
         if expert < 0:
             continue
         pairs = (flat == expert).nonzero()[:, 0]
-        gate_up, down = _matrices(weights, expert)
+        gate_up, down = matrices(weights, expert, x.dtype)
         both = _linear(read[pairs // top_k], gate_up, weights.gate_up_bias, expert)
         inner = activate(both, activation, limit).to(x.dtype)
-        inner = _rounded(inner) if weights.takes_quantized else inner
+        inner = rounded(inner) if weights.takes_quantized else inner
         given[pairs] = _linear(inner, down, weights.down_bias, expert).to(x.dtype)
     sums = torch.zeros((tokens, weights.hidden), dtype=torch.float32, device=x.device)
     for choice in range(top_k):
@@ -119,7 +120,7 @@ def activate(both: Tensor, activation: ExpertActivation, limit: float) -> Tensor
     return (up + 1.0) * gate * torch.sigmoid(CLAMPED_SLOPE * gate)
 
 
-def _rounded(x: Tensor) -> Tensor:
+def rounded(x: Tensor) -> Tensor:
     """x as FP8 holds it, a scale a token, in x's dtype's place: fp32 values."""
     quantized = Quantized.of(x.float())
     return quantized.data.float() * quantized.scale
@@ -130,14 +131,17 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tens
     return y if bias is None else y + bias[expert].to(y.dtype)
 
 
-def _matrices(weights: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
-    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32."""
+def matrices(weights: ExpertWeights, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32, of one in integers in `dtype`."""
     gate_up, down = weights.gate_up[expert], weights.down[expert]
     if weights.gate_up_scale is None or weights.down_scale is None:
         return gate_up, down
     gate_up_scale, down_scale = weights.gate_up_scale[expert], weights.down_scale[expert]
     if weights.kind == "mxfp4":
         return unpack_mxfp4(gate_up, gate_up_scale), unpack_mxfp4(down, down_scale)
+    if weights.kind == "int4":
+        up = int4_values(gate_up, gate_up_scale, weights.group, dtype)
+        return up, int4_values(down, down_scale, weights.group, dtype)
     if weights.kind == "fp8_channel":
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
     halves = zip(gate_up.chunk(2), gate_up_scale.chunk(2), strict=True)

@@ -22,7 +22,11 @@ TOKEN_TILES = (16, 32, 64, 128)
 _SLACK = 1.5
 _STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
 _WAVES = 2  # of programs, so that the SMs end together
+_FP8_WAVES = 8  # from which on fewer and larger programs are as even
 _IN_TURN = 4  # programs an SM, from which on they follow each other
+
+
+FIXED_TOKENS = 64  # of a tile at most, where a token's bits may not depend on the batch
 
 
 class RowTile(NamedTuple):
@@ -32,6 +36,11 @@ class RowTile(NamedTuple):
     columns: int
     warps: int
     stages: int
+
+
+# Where a token's bits may not depend on the batch: 64 rows are one instruction's for any number of tokens.
+FIXED_TILE = RowTile(64, 64, 4, 4)
+FIXED_PACKED_TILE = RowTile(64, 256, 4, 3)
 
 
 def power_of_two(count: int) -> int:
@@ -66,6 +75,31 @@ def token_tile(tokens: int, top_k: int, experts: int) -> int:
     return next((tile for tile in TOKEN_TILES if tile >= wanted), TOKEN_TILES[-1])
 
 
+class PlanSizes(NamedTuple):
+    """Tokens of a tile, tiles that there is room for, tokens that a program chooses for, whether one does for all."""
+
+    tile: int
+    most: int
+    rows: int
+    alone: bool
+
+
+def plan_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
+    """The sizes of a step's plan."""
+    return PlanSizes(
+        token_tile(tokens, top_k, experts),
+        most_tiles(tokens, top_k, experts),
+        route_tokens(tokens, top_k),
+        in_one_program(tokens, top_k),
+    )
+
+
+def fixed_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
+    """The same where all tokens are chosen for in one way, and tiles fit `FIXED_TILE` and `FIXED_PACKED_TILE`."""
+    tile = min(token_tile(tokens, top_k, experts), FIXED_TOKENS)
+    return PlanSizes(tile, tokens * top_k // tile + experts, SOME_TOKENS, alone=False)
+
+
 def most_tiles(tokens: int, top_k: int, experts: int) -> int:
     """Tiles that the plan of a step has room for."""
     pairs = tokens * top_k
@@ -95,11 +129,16 @@ def packed_row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) 
     return RowTile(16, 256, 1, 4)
 
 
-def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:
-    """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many."""
+def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool, as_fp8: bool = False) -> RowTile:
+    """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many.
+
+    `as_fp8`: the GPU multiplies FP8 as it is, if there are 64 rows; of fewer every warp makes 16 bits first.
+    """
     if tile > _STREAMED:
         # Operations count: two warpgroups on 128 × 128 sums, of gate and of up.
         return RowTile(128, 64, 8, 3) if tile == TOKEN_TILES[-1] else RowTile(64, 64, 4, 4)
+    if as_fp8 and tiles * -(-rows // 64) >= _FP8_WAVES * sms:
+        return RowTile(64, 128, 4, 5)
     # Every SM shall stream some expert's rows: narrower tiles where there would be fewer programs than places.
     for wide in (64, 32):
         if tiles * -(-rows // wide) >= _WAVES * sms:

@@ -16,16 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import interpreting, sm_count
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.moe import triton_mxfp4
+from stoker_kernels.moe import triton_int4, triton_mxfp4
+from stoker_kernels.moe.int4_layout import columns_of
+from stoker_kernels.moe.steps import BLOCK as CODES_BLOCK
+from stoker_kernels.moe.steps import PLACES
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
-from stoker_kernels.moe.types import ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
 
-DENSE, CHANNEL, BLOCKED, MXFP4 = 0, 1, 2, 3
-KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4}
+DENSE, CHANNEL, BLOCKED, MXFP4, INT4 = range(5)
+KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4}
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
 
@@ -98,9 +102,9 @@ def _settled(sums, scale, x_scale, bias, row, rows, source, inside, KIND: tl.con
 
 @kernel
 def gate_up_kernel(
-    x, x_scale, weight, scale, bias, order, tiles, out, ffn, hidden, x_stride, top_k, limit, slope,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, CLAMPED: tl.constexpr,
-    WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+    x, x_scale, weight, scale, bias, order, tiles, out, ffn, hidden, group, x_stride, top_k, limit, slope,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, TOGETHER: tl.constexpr,
+    CLAMPED: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -112,7 +116,7 @@ def gate_up_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     source = (tl.load(order + place, mask=inside, other=0) // top_k).to(tl.int64)
-    if KIND == 3:
+    if KIND >= 3:
         weight += expert * 2 * ffn * (hidden // 8)
     else:
         weight += expert * 2 * ffn * hidden
@@ -127,6 +131,9 @@ def gate_up_kernel(
     elif KIND == 3:
         gate_scale += expert * triton_mxfp4.steps_of(hidden) * 2 * ffn
         up_scale = gate_scale + ffn
+    elif KIND == 4:
+        gate_scale += expert * tl.cdiv(hidden, group) * 2 * ffn
+        up_scale = gate_scale + ffn
     gate_bias, up_bias = bias, bias
     if bias is not None:
         gate_bias += expert * 2 * ffn
@@ -135,6 +142,11 @@ def gate_up_kernel(
         gate, up = triton_mxfp4.both(
             weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, 2 * ffn,
             hidden, x_stride, inside, WIDEN,
+        )  # fmt: skip
+    elif KIND == 4:
+        gate, up = triton_int4.both(
+            weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, 2 * ffn,
+            hidden, group, x_stride, inside, TOGETHER, WIDEN,
         )  # fmt: skip
     else:
         gate, up = _both(
@@ -155,9 +167,9 @@ def gate_up_kernel(
 
 @kernel
 def down_kernel(
-    x, x_scale, weight, scale, bias, order, tiles, out, hidden, ffn,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr,
-    LAUNCH_PDL: tl.constexpr,
+    x, x_scale, weight, scale, bias, order, tiles, out, hidden, ffn, group,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, TOGETHER: tl.constexpr,
+    WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -169,12 +181,15 @@ def down_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     pair = tl.load(order + place, mask=inside, other=0).to(tl.int64)
-    if KIND == 3:
+    if KIND >= 3:
         weight += expert * hidden * (ffn // 8)
-        scale += expert * triton_mxfp4.steps_of(ffn) * hidden
     else:
         weight += expert * hidden * ffn
-    if KIND == 1:
+    if KIND == 3:
+        scale += expert * triton_mxfp4.steps_of(ffn) * hidden
+    elif KIND == 4:
+        scale += expert * tl.cdiv(ffn, group) * hidden
+    elif KIND == 1:
         scale += expert * hidden
     elif KIND == 2:
         scale += (expert * tl.cdiv(hidden, 128) + tl.program_id(0) * ROWS // 128) * tl.cdiv(ffn, 128)
@@ -183,6 +198,10 @@ def down_kernel(
     source = place.to(tl.int64)
     if KIND == 3:
         sums = triton_mxfp4.part(weight, scale, x, row, source, hidden, hidden, ffn, ffn, inside, WIDEN)
+    elif KIND == 4:
+        sums = triton_int4.part(
+            weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, TOGETHER, WIDEN
+        )
     else:
         sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
     sums = _settled(sums, scale, x_scale, bias, row, hidden, source, inside, KIND)
@@ -225,23 +244,30 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
+    tile: RowTile | None = None,
 ) -> Tensor:
-    """`moe.experts` on CUDA; `routes` has the plan of this package's `route`."""
+    """`moe.experts` on CUDA; `routes` has the plan of this package's `route`. `tile`: else it goes by the tokens."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if x.shape[0] == 0:
         return y
-    rows = pair_rows(x, routes, weights, activation=activation, limit=limit)
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, tile=tile)
     return sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
 def pair_rows(
-    x: Tensor, routes: Routes, weights: ExpertWeights, *, activation: ExpertActivation = "silu", limit: float = 0.0
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    tile: RowTile | None = None,
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written."""
     if routes.plan is None:
         raise ValueError("experts on CUDA read the plan of route on CUDA: --kernel route=reference has none")
-    inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit)
-    return _down(inner, routes.plan, weights)
+    inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit, tile)
+    return _down(inner, routes.plan, weights, tile)
 
 
 def sum_pairs(
@@ -258,7 +284,13 @@ def sum_pairs(
 
 
 def _gate_up(
-    x: Tensor, plan: Plan, weights: ExpertWeights, top_k: int, activation: ExpertActivation, limit: float
+    x: Tensor,
+    plan: Plan,
+    weights: ExpertWeights,
+    top_k: int,
+    activation: ExpertActivation,
+    limit: float,
+    tile: RowTile | None,
 ) -> Tensor:
     """act(gate) · up of each pair, in the plan's order: [T·K, F] of x's dtype."""
     from stoker_kernels.moe.types import CLAMPED_SLOPE
@@ -267,29 +299,31 @@ def _gate_up(
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
     data, scale = _read(x, weights)
     tiles = plan.tiles.shape[0]
-    shape = _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
+    shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
+    group, together = _groups(weights, weights.hidden)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
-        data, scale, *_words(weights.kind, weights.gate_up, weights.gate_up_scale), weights.gate_up_bias, plan.order,
-        plan.tiles, inner, ffn, weights.hidden, data.stride(0), top_k, limit, CLAMPED_SLOPE,
+        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype), weights.gate_up_bias, plan.order,
+        plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit, CLAMPED_SLOPE,
         TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
-        CLAMPED=activation == "clamped", WIDEN=interpreting() and x.device.type == "cpu",
+        TOGETHER=together, CLAMPED=activation == "clamped", WIDEN=interpreting() and x.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
     )  # fmt: skip
     return inner
 
 
-def _down(inner: Tensor, plan: Plan, weights: ExpertWeights) -> Tensor:
+def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | None) -> Tensor:
     """Each pair's row of down, at the pair's place: [T·K, H]."""
     hidden, device = weights.hidden, inner.device
     rows = torch.empty((inner.shape[0], hidden), dtype=inner.dtype, device=device)
     data, scale = _read(inner, weights)
     tiles = plan.tiles.shape[0]
-    shape = _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
+    shape = tile or _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
+    group, together = _groups(weights, weights.ffn)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
-        data, scale, *_words(weights.kind, weights.down, weights.down_scale), weights.down_bias, plan.order,
-        plan.tiles, rows, hidden, weights.ffn,
+        data, scale, *_words(weights.down, weights.down_scale, inner.dtype), weights.down_bias, plan.order,
+        plan.tiles, rows, hidden, weights.ffn, group,
         TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
-        WIDEN=interpreting() and inner.device.type == "cpu",
+        TOGETHER=together, WIDEN=interpreting() and inner.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
     )  # fmt: skip
     return rows
@@ -303,21 +337,41 @@ def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
     return quantized.data, quantized.scale
 
 
-def _words(kind: ExpertKind, data: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What kernels read: of MXFP4 eight codes, and the scales of eight, as one number."""
-    return (data.view(torch.int32), scale.view(torch.int64)) if kind == "mxfp4" and scale is not None else (data, scale)
+def _words(data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """What kernels read: of four bits eight codes as one number, and as one the scales of eight, or a scale and its
+    zero point. Raises ValueError for scales beside zero points of another type than x's.
+    """
+    if scale is None or data.dtype != torch.uint8:
+        return data, scale
+    if scale.dtype == torch.uint8:
+        return data.view(torch.int32), scale.view(torch.int64)
+    if scale.dtype != dtype:
+        raise ValueError(f"scales of experts in integers are {scale.dtype}, but x is {dtype}")
+    return data.view(torch.int32), scale.view(torch.int32 if dtype.itemsize == 2 else torch.int64)
+
+
+def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
+    """Of integers the columns of a group, and how many code places of a step share one; else none."""
+    if weights.kind != "int4":
+        return None, 1
+    group = columns_of(weights.group, columns)
+    if group == columns:
+        return group, PLACES
+    return group, next(count for count in (8, 4, 2, 1) if group % (CODES_BLOCK * count) == 0)
 
 
 def _row_tile(
     weights: ExpertWeights, tokens: int, tiles: int, rows: int, device: torch.device, *, gated: bool
 ) -> RowTile:
-    rule = packed_row_tile if weights.kind == "mxfp4" else row_tile
-    return rule(tokens, tiles, rows, sm_count(device), gated=gated)
+    if weights.in_four_bits:
+        return packed_row_tile(tokens, tiles, rows, sm_count(device), gated=gated)
+    as_fp8 = weights.takes_quantized and chip_of(sm_of(device)).wgmma
+    return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8)
 
 
 def _step(weights: ExpertWeights, columns: int) -> int:
     """Columns a step: of weights with blocks exactly one block, else the bytes of `columns` in 16 bits, or fewer."""
-    if weights.kind == "mxfp4":
+    if weights.in_four_bits:
         return columns
     if weights.kind == "fp8_block":
         return BLOCK

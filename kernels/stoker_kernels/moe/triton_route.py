@@ -20,15 +20,7 @@ from torch import Tensor
 
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.moe.tiles import (
-    in_one_program,
-    most_in_one,
-    most_tiles,
-    power_of_two,
-    route_tokens,
-    sort_block,
-    token_tile,
-)
+from stoker_kernels.moe.tiles import PlanSizes, most_in_one, plan_sizes, power_of_two, sort_block
 from stoker_kernels.moe.types import Plan, Routes, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
@@ -201,18 +193,30 @@ def route(
     counts: Tensor | None = None,
 ) -> Routes:
     """`moe.route` on CUDA."""
+    sizes = plan_sizes(len(logits), routing.top_k, logits.shape[1])
+    return choose(logits, routing, sizes, bias=bias, slot_mapping=slot_mapping, counts=counts)
+
+
+def choose(
+    logits: Tensor,
+    routing: Routing,
+    sizes: PlanSizes,
+    *,
+    bias: Tensor | None,
+    slot_mapping: Tensor | None,
+    counts: Tensor | None,
+) -> Routes:
+    """The same with a plan of these sizes."""
     tokens, num_experts = logits.shape
     top_k, device = routing.top_k, logits.device
-    most = most_tiles(tokens, top_k, num_experts)
+    most, rows, alone = sizes.most, sizes.rows, sizes.alone
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     order = torch.empty(tokens * top_k, dtype=torch.int32, device=device)
     tiles = torch.empty((most, 3), dtype=torch.int32, device=device)
-    plan = Plan(order, tiles, token_tile(tokens, top_k, num_experts))
+    plan = Plan(order, tiles, sizes.tile)
     if tokens == 0:
         return Routes(ids, weights, plan)
-    alone = in_one_program(tokens, top_k)
-    rows = route_tokens(tokens, top_k)
     route_kernel[(triton.cdiv(tokens, rows),)](
         logits, bias, slot_mapping, ids, weights, order, tiles, counts if alone else None,
         tokens, num_experts, logits.stride(0), num_experts // routing.groups, routing.scale, routing.jitter, most,

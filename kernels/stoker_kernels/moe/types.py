@@ -12,12 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.mxfp4_layout import PLACES, pack_mxfp4, quantize_mxfp4, steps_of
-from stoker_kernels.quant import BLOCK, FP8
+from stoker_kernels.moe.int4_layout import groups_of, pack_int4
+from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4
+from stoker_kernels.moe.steps import PLACES, steps_of
+from stoker_kernels.quant import BLOCK, FP8, quantize_integers
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4"]
 # "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate).
 ExpertActivation = Literal["silu", "clamped"]
 CLAMPED_SLOPE = 1.702
@@ -87,7 +89,9 @@ class ExpertWeights:
     gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
     fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and
     [E, ⌈H/128⌉, ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and
-    [E, steps of F, H, 8], as `mxfp4_layout` says. Biases: [E, 2F] and [E, H] or None.
+    [E, steps of F, H, 8], as `mxfp4_layout` says. int4: codes of the same shapes, and of a float dtype scales beside
+    zero points, [E, groups of H, 2F, 2] and [E, groups of F, H, 2], a group `group` columns, or 0: the whole row, as
+    `int4_layout` says. Biases: [E, 2F] and [E, H] or None.
     Raises ValueError where they do not fit together.
     """
 
@@ -98,6 +102,7 @@ class ExpertWeights:
     down_scale: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    group: int = 0
 
     def __post_init__(self) -> None:
         experts, hidden, ffn = self.experts, self.hidden, self.ffn
@@ -105,10 +110,10 @@ class ExpertWeights:
             raise ValueError(f"gate_up is {tuple(self.gate_up.shape)}, down [E, H, F] = {tuple(self.down.shape)}")
         if not (self.gate_up.is_contiguous() and self.down.is_contiguous()):
             raise ValueError("the weights of experts are contiguous")
-        expected = expert_scale_shapes(self.kind, experts, ffn, hidden)
+        expected = expert_scale_shapes(self.kind, experts, ffn, hidden, self.group)
         got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
-        fits = {"dense": self.gate_up.is_floating_point(), "mxfp4": self.gate_up.dtype == torch.uint8}
-        if got != expected or not fits.get(self.kind, self.gate_up.dtype == FP8):
+        fits = self.gate_up.dtype == (torch.uint8 if self.in_four_bits else FP8)
+        if got != expected or not (self.gate_up.is_floating_point() if self.kind == "dense" else fits):
             raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
 
     @property
@@ -117,9 +122,14 @@ class ExpertWeights:
         return self.kind in ("fp8_channel", "fp8_block")
 
     @property
+    def in_four_bits(self) -> bool:
+        """Whether codes are words of eight."""
+        return self.kind in ("mxfp4", "int4")
+
+    @property
     def _per_item(self) -> int:
         """Numbers in an item of the data."""
-        return 2 if self.kind == "mxfp4" else 1
+        return 2 if self.in_four_bits else 1
 
     @property
     def experts(self) -> int:
@@ -138,9 +148,9 @@ class ExpertWeights:
 
 
 def expert_scale_shapes(
-    kind: ExpertKind, experts: int, ffn: int, hidden: int
+    kind: ExpertKind, experts: int, ffn: int, hidden: int, group: int = 0
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Shapes of the scales of gate and up, and of down."""
+    """Shapes of the scales of gate and up, and of down; int4 has them for groups of `group` columns."""
     if kind == "dense":
         return None, None
     if kind == "fp8_channel":
@@ -148,19 +158,22 @@ def expert_scale_shapes(
     if kind == "mxfp4":
         up, down = (len(steps_of(columns)) for columns in (hidden, ffn))
         return (experts, up, 2 * ffn, PLACES), (experts, down, hidden, PLACES)
+    if kind == "int4":
+        return (experts, groups_of(group, hidden), 2 * ffn, 2), (experts, groups_of(group, ffn), hidden, 2)
     wide, high = -(-ffn // BLOCK), -(-hidden // BLOCK)
     return (experts, 2 * wide, high), (experts, high, wide)
 
 
-def quantize_experts(weights: ExpertWeights, kind: ExpertKind) -> ExpertWeights:
-    """Dense experts in FP8, each of gate, up and down by itself as `quantize_weight` does it, or in MXFP4."""
+def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -> ExpertWeights:
+    """Dense experts in FP8, each of gate, up and down by itself as `quantize_weight` does it, or in four bits."""
     from stoker_kernels.quant import quantize_weight
 
     if kind == "dense":
         return weights
     if kind == "mxfp4":
-        (up, up_scale), (down, down_scale) = (_in_mxfp4(each) for each in (weights.gate_up, weights.down))
-        return ExpertWeights(up, down, kind, up_scale, down_scale, weights.gate_up_bias, weights.down_bias)
+        return _packed(weights, kind, _in_mxfp4(weights.gate_up), _in_mxfp4(weights.down), 0)
+    if kind == "int4":
+        return _packed(weights, kind, _in_int4(weights.gate_up, group), _in_int4(weights.down, group), group)
     gate_ups, downs = [], []
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
         gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(2)])
@@ -174,9 +187,22 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind) -> ExpertWeights:
     )  # fmt: skip
 
 
+def _packed(
+    weights: ExpertWeights, kind: ExpertKind, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor], group: int
+) -> ExpertWeights:
+    """Codes and scales in place of the matrices of `weights`."""
+    return ExpertWeights(up[0], down[0], kind, up[1], down[1], weights.gate_up_bias, weights.down_bias, group)
+
+
 def _in_mxfp4(matrices: Tensor) -> tuple[Tensor, Tensor]:
     data, scales = zip(*(pack_mxfp4(*quantize_mxfp4(each)) for each in matrices), strict=True)
     return torch.stack(data), torch.stack(scales)
+
+
+def _in_int4(matrices: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    made = [quantize_integers(each, 4, group or each.shape[1]) for each in matrices]
+    scales = [torch.stack([scale, zero.float()], -1) for _, scale, zero in made]
+    return torch.stack([pack_int4(codes) for codes, _, _ in made]), torch.stack(scales).to(matrices.dtype)
 
 
 def _scale(scale: Tensor | None, kind: ExpertKind) -> Tensor:

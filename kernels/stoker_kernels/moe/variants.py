@@ -10,6 +10,8 @@ from __future__ import annotations
 from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import (
+    FIXED_PACKED_TILE,
+    FIXED_TILE,
     ROUTE_TOKENS,
     SOME_TOKENS,
     SORT_BLOCKS,
@@ -36,23 +38,28 @@ PUBLISHED = (
     (256, 8, True, True, 8, 4),  # DeepSeek-V3
 )
 _TILE_CHOICES = {
-    16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
-    32: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
-    64: (RowTile(64, 64, 4, 4),),
+    16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
+    32: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
+    64: (FIXED_TILE,),
     128: (RowTile(128, 64, 8, 3),),
 }
 _DOWN_CHOICES = _TILE_CHOICES | {
-    tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)) for tile in (16, 32)
+    tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE) for tile in (16, 32)
 }
+
+# Of FP8 where the GPU multiplies it as it is.
+_FP8_CHOICES: dict[int, tuple[RowTile, ...]] = {16: (RowTile(64, 128, 4, 5),), 32: (RowTile(64, 128, 4, 5),)}
 
 # Of weights in four bits, by whether gate and up are multiplied together.
 _PACKED_CHOICES = {
-    gated: {16: tuple(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6))}
-    | {32: tuple(RowTile(rows, 256, rows // 16, 4) for rows in few)}
-    | {64: (RowTile(64, 256, 4, 3),), 128: (RowTile(128, 256, 8, 2),)}
+    gated: {16: (*(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6)), FIXED_PACKED_TILE)}
+    | {32: (*(RowTile(rows, 256, rows // 16, 4) for rows in few), FIXED_PACKED_TILE)}
+    | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
-PACKED = 3
+PACKED, INTEGERS = 3, 4
+# Code places of a step that share a group of 32, 64 and 128 columns.
+TOGETHER = (1, 2, 4)
 
 
 def _register_routes() -> None:
@@ -106,33 +113,43 @@ def _register_products() -> None:
         types = plan | {"x": f"*{weight}", "weight": f"*{weight}", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
         unscaled: dict[str, object] = {"x_scale": None, "scale": None} if kind == 0 else {}
         for biased in (False, True) if kind == 0 else (False,):
-            bias: dict[str, object] = {} if biased else {"bias": None}
+            bias: dict[str, object] = {"group": None} if biased else {"group": None, "bias": None}
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
+                if kind > 0:
+                    _register_product(gated, _FP8_CHOICES, kind, 90, types, bias, max_sm=90)
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
-            absent: dict[str, object] = {"x_scale": None} if biased else {"x_scale": None, "bias": None}
+            absent: dict[str, object] = {"x_scale": None, "group": None}
+            if not biased:
+                absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
+    integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
+    for gated, table in _PACKED_CHOICES.items():
+        for together in TOGETHER:
+            shared: dict[str, object] = {"x_scale": None, "bias": None, "TOGETHER": together}
+            _register_product(gated, table, INTEGERS, 80, integers, shared)
 
 
 def _register_product(
     gated: bool, table: dict[int, tuple[RowTile, ...]], kind: int, min_sm: int, types: dict[str, str],
-    constants: dict[str, object],
+    constants: dict[str, object], max_sm: int = 999,
 ) -> None:  # fmt: skip
     types = types | {"out": f"*{BF16}", "bias": f"*{BF16}", "ffn": I32_DIVISIBLE, "hidden": I32_DIVISIBLE}
     biased = "bias" not in constants
+    constants = {"TOGETHER": 1} | constants
     if gated:
         types |= {"x_stride": I32_DIVISIBLE, "top_k": I32, "limit": FP32, "slope": FP32}
         constants = constants | {"CLAMPED": biased}
     for tokens, shapes in table.items():
         for shape in shapes:
-            columns = shape.columns if kind in (0, PACKED) else 128
+            columns = shape.columns if kind in (0, PACKED, INTEGERS) else 128
             register_aot(
                 triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],
-                options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm,
+                options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm, max_sm=max_sm,
                 compact=tokens == (16 if gated else 128) and kind == 0 and not biased and shape is shapes[0],
             )  # fmt: skip
 

@@ -9,6 +9,7 @@ Knows nothing of why; the plan carries the reasons.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests import applied_hash
 from stoker_operator.manifests.identity import CACHE_LABEL, INSTANCE, MANAGED_BY
-from stoker_operator.plan.actions import Action, Apply
+from stoker_operator.plan.actions import Action, Apply, Generate
 from stoker_operator.spec.service import KIND
 
 log = logging.getLogger("stoker.operator")
@@ -43,7 +44,8 @@ async def carry_out(
         try:
             if id(action) in refused:
                 raise refused[id(action)]
-            await _do(cluster, service, action)
+            if not await _do(cluster, service, action):
+                continue
         except (ApiError, NameTaken) as error:
             if isinstance(error, ApiError) and error.status == 409 and isinstance(action, Apply) and action.patch:
                 continue  # somebody was faster: the next look sees it as it is now
@@ -60,8 +62,11 @@ async def carry_out(
     return failures
 
 
-async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> None:
+async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> bool:
+    """Whether there was anything to do."""
     namespace = service["metadata"]["namespace"]
+    if isinstance(action, Generate):
+        return await _generate(cluster, namespace, action)
     if isinstance(action, Apply):
         kind = kinds.BY_NAME[action.manifest["kind"]]
         if action.patch is not None:
@@ -69,10 +74,31 @@ async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> N
         else:
             await cluster.apply(kind, action.manifest)
         metrics.ACTIONS.labels(verb="apply", kind=kind.kind).inc()
-        return
+        return True
     kind = kinds.BY_NAME[action.kind]
-    await cluster.delete(kind, namespace, action.name, action.uid)
+    await cluster.delete(kind, namespace, action.name, action.uid, foreground=action.foreground)
     metrics.ACTIONS.labels(verb="delete", kind=kind.kind).inc()
+    return True
+
+
+async def _generate(cluster: Cluster, namespace: str, action: Generate) -> bool:
+    """Make a Secret with a value of its own, known to nobody; one that is there is left as it is."""
+    owner = await cluster.get(kinds.BY_NAME[action.owner[0]], namespace, action.owner[1])
+    if owner is None:
+        return False  # what keeps it from being there is told already
+    reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
+        key: owner["metadata"][key] for key in ("name", "uid")
+    }
+    meta = {**action.manifest["metadata"], "ownerReferences": [reference]}
+    made = {**action.manifest, "metadata": meta, "stringData": {action.key: secrets.token_urlsafe(32)}}
+    try:
+        await cluster.create(kinds.SECRET, made)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        return False
+    metrics.ACTIONS.labels(verb="create", kind=kinds.SECRET.kind).inc()
+    return True
 
 
 async def _names_taken(

@@ -208,9 +208,11 @@ class Cluster:
         content = "application/merge-patch+json"
         return await self._request("PATCH", kind, kind.path(namespace, name), dict(patch), query, content)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete this very object and, in the background, what it owns; nothing happens if it is gone."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
+        """Delete this very object and what it owns, in the background or, `foreground`, before it goes itself; nothing
+        happens if it is gone.
+        """
+        body = {"propagationPolicy": "Foreground" if foreground else "Background", "preconditions": {"uid": uid}}
         try:
             await self._request("DELETE", kind, kind.path(namespace, name), body)
         except ApiError as error:

@@ -55,12 +55,13 @@ INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "infere
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, INFERENCE_POOL, POD_MONITOR, PROMETHEUS_RULE)
+LEADER_WORKER_SET = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, INFERENCE_POOL, POD_MONITOR, PROMETHEUS_RULE, LEADER_WORKER_SET)
 # Of the copies on nodes' own disks.
 NAMESPACE = Kind("v1", "Namespace", "namespaces")
 VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-# Of the custom metrics API's registration.
+# Of groups of pods, and of the custom metrics API's registration.
 SECRET = Kind("v1", "Secret", "secrets")
 API_SERVICE = Kind("apiregistration.k8s.io/v1", "APIService", "apiservices")
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles")
@@ -68,6 +69,6 @@ BY_NAME = {
     kind.kind: kind
     for kind in (
         SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET, AUTOSCALER,
-        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, CONFIG_MAP, ENDPOINT_SLICE, *OPTIONAL,
+        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, CONFIG_MAP, ENDPOINT_SLICE, SECRET, *OPTIONAL,
     )
 }  # fmt: skip

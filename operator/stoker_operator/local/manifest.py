@@ -60,6 +60,12 @@ def runnable(found: Manifests) -> None:
         if parse(service).endpoint.pod_tls is not None:
             text = "`stoker up` serves this machine alone, by HTTP; leave it out"
             raise ManifestError(f"The {KIND} {name!r} has endpoint.podTLS; {text}.")
+        if parse(service).cache.mode == "Image":
+            text = "`stoker up` mounts no images; leave it out and name the model by another URI"
+            raise ManifestError(f"The {KIND} {name!r} has cache.mode: Image; {text}.")
+        if parse(service).resources.spans_nodes:
+            text = "`stoker up` runs on this machine alone; run `stoker serve` with --nnodes on each"
+            raise ManifestError(f"The {KIND} {name!r} has resources.nodes of more than 1; {text}.")
         if parse(service).resources.claims:
             text = "`stoker up` takes the GPUs that are there; give resources.gpus"
             raise ManifestError(f"The {KIND} {name!r} has resources.claims; {text}.")

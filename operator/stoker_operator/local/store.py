@@ -83,8 +83,8 @@ class LocalCluster(Cluster):
         """Leases are what the operator replaces, and one process needs none."""
         raise ApiError(405, "MethodNotAllowed", f"{kind.kind} cannot be replaced on one machine")
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete this very object and what it owns."""
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
+        """Delete this very object and what it owns: pods are there until their processes are gone, in any case."""
         live = self._objects.get((kind.kind, namespace, name))
         if live is not None and live["metadata"]["uid"] == uid:
             self.remove(live)

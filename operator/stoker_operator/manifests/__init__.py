@@ -15,7 +15,6 @@ from stoker_operator.manifests.adapters import (
     read_list,
 )
 from stoker_operator.manifests.cache import (
-    cache_key,
     claim_name,
     claim_users,
     is_repair,
@@ -23,7 +22,6 @@ from stoker_operator.manifests.cache import (
     owns_claim,
     prefetch_job,
     retain_seconds,
-    source_id,
     volume_claim,
 )
 from stoker_operator.manifests.canary import as_served, canary_deployment, canary_key, canary_name, canary_service
@@ -36,9 +34,22 @@ from stoker_operator.manifests.edge import (
     network_policy,
     public_url,
 )
-from stoker_operator.manifests.fill import fill_job
-from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
-from stoker_operator.manifests.lookup import lookup_job, lookup_pod
+from stoker_operator.manifests.fetching.fill import fill_job
+from stoker_operator.manifests.fetching.lookup import lookup_job, lookup_pod
+from stoker_operator.manifests.groups.around import group_owner, group_secret, group_service
+from stoker_operator.manifests.groups.leader_worker_set import (
+    LEADER_WORKER_SET,
+    group_progress_seconds,
+    held_workload,
+    is_group,
+    pods_of,
+    revision_template,
+    rolling_update,
+    workload_key,
+    workload_manifest,
+)
+from stoker_operator.manifests.groups.nodes import SECRET_KEY, group_name
+from stoker_operator.manifests.identity import Manifest, applied_hash, cache_key, labels, selector, source_id
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
 from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key
@@ -49,12 +60,13 @@ from stoker_operator.manifests.workload import (
     deployment,
     disruption_budget,
     engine_template,
-    held_deployment,
     service_account,
 )
 
 __all__ = [
     "INFERENCE_POOL",
+    "LEADER_WORKER_SET",
+    "SECRET_KEY",
     "Listed",
     "Manifest",
     "Variant",
@@ -75,10 +87,16 @@ __all__ = [
     "disruption_budget",
     "engine_template",
     "fill_job",
-    "held_deployment",
+    "group_name",
+    "group_owner",
+    "group_progress_seconds",
+    "group_secret",
+    "group_service",
+    "held_workload",
     "http_route",
     "inference_pool",
     "ingress",
+    "is_group",
     "is_repair",
     "labels",
     "left_claim",
@@ -92,6 +110,7 @@ __all__ = [
     "owns_claim",
     "pod_autoscaler",
     "pod_monitor",
+    "pods_of",
     "prefetch_job",
     "prometheus_rule",
     "public_url",
@@ -99,6 +118,8 @@ __all__ = [
     "record_manifest",
     "record_name",
     "retain_seconds",
+    "revision_template",
+    "rolling_update",
     "scaled_object",
     "selector",
     "service_account",
@@ -109,4 +130,6 @@ __all__ = [
     "verify_pod",
     "volume_claim",
     "web_service",
+    "workload_key",
+    "workload_manifest",
 ]

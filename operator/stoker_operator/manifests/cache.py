@@ -1,9 +1,10 @@
 """The model cache: a volume shared by every service of a namespace that serves the same files, and the
-prefetch Job. Where no volume is shared (cache.mode Node and None) the Job fetches once, and finds out what it is.
+prefetch Job. Where no volume is shared (cache.mode Node and None) the Job fetches once, and finds out what it is; of an
+image that pods mount (Image) it asks the registry, and fetches nothing.
 
 Invariants: the volume's name depends only on what it holds and where, so two services with the same source
 share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
-never run again and a volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
+never run again and a volume that was replaced is filled again.
 A claim that nobody wants retained is owned by its users, so Kubernetes ends it with the last of them.
 Knows nothing of how a source is fetched.
 """
@@ -15,6 +16,17 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests import copies, pod
+from stoker_operator.manifests.fetching.asking import (
+    FETCH,
+    JOB,
+    PROGRESS_PORT,
+    fetch_job_spec,
+    fetch_pod,
+    in_place_arguments,
+    resolving_arguments,
+    resolving_pod,
+    source_arguments,
+)
 from stoker_operator.manifests.identity import (
     ATTEMPT_LABEL,
     BEGUN,
@@ -24,9 +36,9 @@ from stoker_operator.manifests.identity import (
     MANAGED_BY,
     SOURCE_LABEL,
     Manifest,
+    cache_key,
     child,
-    job_labels,
-    short_hash,
+    source_id,
     stamped,
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
@@ -34,24 +46,9 @@ from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.service import GROUP, KIND, VERSION, FetchedModel, InferenceService
 
-PROGRESS_PORT = 8081
-EXIT_PERMANENT = 3
-_BRIEF_SECONDS = 600
-LOGIN_FOLDER = "/etc/stoker/registry"
-AZURE_IDENTITY = "azure.workload.identity/use"
 # On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
 USER_PREFIX = f"user.{GROUP}/"
 CLAIM = ("v1", "PersistentVolumeClaim")
-JOB = ("batch/v1", "Job")
-
-
-def cache_key(service: InferenceService) -> str:
-    """Names the volume: a hash of the source and of the kind of volume."""
-    model, cache = service.model, service.cache
-    return short_hash(
-        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
-         cache.storage_class_name, cache.access_mode]
-    )  # fmt: skip
 
 
 def claim_name(service: InferenceService) -> str:
@@ -96,13 +93,6 @@ def _users(service: InferenceService, live: Mapping[str, Any] | None) -> dict[st
             # Kubernetes takes the references to services that are gone away; their wishes go with them.
             users = {name: user for name, user in users.items() if user[0] in owners}
     return users | {service.name: (service.uid, service.cache.retain)}
-
-
-def source_id(service: InferenceService, volume_uid: str) -> str:
-    """Names one source on one volume; a result is only believed for the pair it was made for. Without a volume that
-    pods share, the cache's mode stands for it.
-    """
-    return short_hash([cache_key(service), volume_uid])
 
 
 def volume_claim(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None) -> Manifest:
@@ -193,38 +183,18 @@ def prefetch_job(
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
-    arguments = _fetch_arguments(service, settings, repair=repair)
-    template = fetch_pod(service, settings, _filled(service, settings, source), arguments)
+    template = _prefetch_pod(service, settings, source, repair=repair)
     job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     job["metadata"]["annotations"] |= {BEGUN: begun.isoformat(timespec="seconds")} if begun is not None else {}
     job["spec"] = fetch_job_spec(service, job["metadata"]["labels"], template)
     return stamped(job)
 
 
-def fetch_job_spec(service: InferenceService, labels: Mapping[str, str], template: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of a Job that fetches, by pods of this template."""
-    return {
-        "backoffLimit": 4,
-        # Long enough for `kubectl logs`; the result itself is kept in the service's status. Pods that are over keep the
-        # room that they had on a node.
-        "ttlSecondsAfterFinished": 86400 if service.cache.has_volume else _BRIEF_SECONDS,
-        "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": "fetch", "operator": "In", "values": [EXIT_PERMANENT]},
-                },
-                # A node that drains or dies says nothing about the source.
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
-        },
-        "template": {"metadata": {"labels": job_labels(labels) | identity_labels(service)}, "spec": template},
-    }
-
-
-def identity_labels(service: InferenceService) -> dict[str, str]:
-    """What Azure's webhook looks for; the clouds' others look at the ServiceAccount alone."""
-    return {AZURE_IDENTITY: "true"} if service.model.scheme == "az" and service.model.service_account else {}
+def _prefetch_pod(service: InferenceService, settings: Settings, source: str, *, repair: bool) -> dict[str, Any]:
+    if service.cache.mode == "Image":
+        return resolving_pod(service, settings, FETCH, resolving_arguments(service, settings, service.model.revision))
+    arguments = _fetch_arguments(service, settings, repair=repair)
+    return fetch_pod(service, settings, _filled(service, settings, source), arguments)
 
 
 def is_repair(job: Mapping[str, Any]) -> bool:
@@ -238,29 +208,18 @@ def models_volume(service: InferenceService) -> dict[str, Any]:
     return {"name": "models", "persistentVolumeClaim": source}
 
 
-def in_place_arguments(service: InferenceService) -> list[str]:
-    """What `stoker fetch` is told of weights that lie on the source claim."""
-    claim = service.model.source_claim
-    uri = f"file://{pod.MODELS}/{claim[1] if claim else ''}".rstrip("/")
-    return ["--in-place", "--uri", uri, *select_arguments(service)]
-
-
-def select_arguments(service: InferenceService) -> list[str]:
-    """Which of the source's files are meant, and what they must be."""
-    model, arguments = service.model, []
-    for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
-        for pattern in patterns:
-            arguments += [flag, pattern]
-    for name, digest in model.sha256:
-        arguments += ["--sha256", f"{name}={digest}"]
-    return arguments
-
-
 def engine_volume(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     """The volume of an engine's pod, with the model in it or about to be."""
     if service.cache.mode == "Node":
         return copies.reader_volume(service, settings, model)
+    if service.cache.mode == "Image":
+        return copies.image_volume(service, model)
     return models_volume(service) if service.cache.has_volume else copies.own_folder(copies.room(model))
+
+
+def served_path(service: InferenceService, model: FetchedModel) -> str:
+    """Where the engine's container has what it serves."""
+    return f"{pod.MODELS}/{service.cache.image_path or model.serve}".rstrip("/")
 
 
 def _filled(service: InferenceService, settings: Settings, source: str) -> dict[str, Any]:
@@ -272,113 +231,12 @@ def _filled(service: InferenceService, settings: Settings, source: str) -> dict[
     )
 
 
-def source_volumes(service: InferenceService) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(volumes, mounts) of what a fetch reads besides the network: a claim to copy from, a registry's login."""
-    volumes: list[dict[str, Any]] = []
-    mounts: list[dict[str, Any]] = []
-    claim = service.model.source_claim
-    if claim is not None and not service.in_place:
-        source = {"claimName": claim[0], "readOnly": True}
-        volumes.append({"name": "source", "persistentVolumeClaim": source})
-        mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
-    for volume, mount in registry_login(service):
-        volumes.append(volume)
-        mounts.append(mount)
-    return volumes, mounts
-
-
-def fetch_container(service: InferenceService, settings: Settings, arguments: list[str]) -> dict[str, Any]:
-    """A container that runs `stoker` with `arguments`; its pod has the volumes of model, source and /tmp."""
-    mounts = [pod.models_mount(read_only=service.in_place), {"name": "tmp", "mountPath": "/tmp"}]
-    return {
-        "name": "fetch",
-        "image": pod.image(service, settings),
-        "command": ["stoker"],
-        "args": arguments,
-        **credentials(service),
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-        "securityContext": dict(pod.CONTAINER_SECURITY),
-        "terminationMessagePath": pod.TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts + source_volumes(service)[1],
-    }
-
-
-def fetch_pod(
-    service: InferenceService, settings: Settings, models: Mapping[str, Any], arguments: list[str]
-) -> dict[str, Any]:
-    """The spec of a Job's pod that fetches onto the volume `models`."""
-    tmp, _ = pod.scratch("1Gi")
-    volumes = [dict(models), tmp, *source_volumes(service)[0]]
-    container = fetch_container(service, settings, arguments)
-    container["ports"] = [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}]
-    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
-    # them.
-    found = pod.base_spec(service, settings) | identity(service)
-    return found | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
-
-
-def identity(service: InferenceService) -> dict[str, Any]:
-    """The ServiceAccount that may ask the source, for a pod's spec; the service's own where the spec names none."""
-    return {"serviceAccountName": service.model.service_account} if service.model.service_account else {}
-
-
-def registry_login(service: InferenceService) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(volume, mount) of a registry's login; none where there is none."""
-    login = service.model.secret_ref if service.model.scheme == "oci" else None
-    if login is None:
-        return []
-    items = [{"key": ".dockerconfigjson", "path": "config.json"}]
-    volume = {"name": "login", "secret": {"secretName": login.name, "items": items}}
-    return [(volume, {"name": "login", "mountPath": LOGIN_FOLDER, "readOnly": True})]
-
-
-def credentials(service: InferenceService) -> dict[str, Any]:
-    """The environment of who asks the source. A store's Secret comes whole: it names keys as the store's tools do."""
-    secret = service.model.secret_ref
-    environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
-    if secret is None:
-        return {"env": environment}
-    if service.model.scheme == "oci":
-        return {"env": [*environment, {"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER}]}
-    if service.model.in_store:
-        return {"env": environment, "envFrom": [{"secretRef": {"name": secret.name}}]}
-    reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
-    name = "MODELSCOPE_API_TOKEN" if service.model.scheme == "modelscope" else "HF_TOKEN"
-    return {"env": [*environment, {"name": name, "valueFrom": reference}]}
-
-
 def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:
     model = service.model
     report = ["--progress-port", str(PROGRESS_PORT), "--termination-log", pod.TERMINATION_LOG]
     if service.in_place:
         return ["fetch", *in_place_arguments(service), "--root", pod.MODELS, *report]
-    arguments = [*_source_arguments(service, settings, model.revision), *(["--repair"] if repair else [])]
+    arguments = [*source_arguments(service, settings, model.revision), *(["--repair"] if repair else [])]
     if not service.cache.has_volume:
         arguments += ["--max-bytes", str(copies.first_room_bytes(service, settings))]
     return [*arguments, *report]
-
-
-def again_arguments(service: InferenceService, settings: Settings, known: FetchedModel) -> list[str]:
-    """What `stoker fetch` is told that brings once more, elsewhere, what is known by its digest."""
-    commits = service.model.scheme in ("hf", "modelscope")
-    revision = known.resolved_revision if commits else service.model.revision
-    arguments = _source_arguments(service, settings, revision)
-    return [*arguments, "--digest", known.digest, "--termination-log", pod.TERMINATION_LOG]
-
-
-def _source_arguments(service: InferenceService, settings: Settings, revision: str) -> list[str]:
-    model, uri = service.model, service.model.uri
-    if model.source_claim is not None:
-        uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
-    arguments = ["fetch", "--uri", uri, "--revision", revision, "--dest", pod.MODELS]
-    arguments += endpoint_arguments(service, settings)
-    if model.secret_ref is not None and model.scheme == "https":
-        arguments.append("--send-token")
-    return [*arguments, *select_arguments(service)]
-
-
-def endpoint_arguments(service: InferenceService, settings: Settings) -> list[str]:
-    """Which server is asked in the place of the URI's own."""
-    endpoint = service.model.endpoint or (settings.hub_endpoint if service.model.scheme == "hf" else "")
-    return ["--endpoint", endpoint] if endpoint else []

@@ -1,5 +1,5 @@
-"""The pods' volume where no claim is shared: a copy on the node's own disk (cache.mode: Node), or the pod's own folder
-(None).
+"""The pods' volume where no claim is shared: a copy on the node's own disk (cache.mode: Node), an image of a registry
+(Image), or the pod's own folder (None).
 
 A node's copy is a claim of the pod itself, an ephemeral volume, which the node cache agent of that node serves from the
 folder that it keeps: so pods stay within the restricted profile, which knows no folders of the host.
@@ -70,6 +70,19 @@ def filler_volume(
 def own_folder(size: str) -> dict[str, Any]:
     """The volume of a pod that fetches for itself."""
     return {"name": "models", "emptyDir": {"sizeLimit": size}}
+
+
+def image_volume(service: InferenceService, model: FetchedModel) -> dict[str, Any]:
+    """The volume of a pod that mounts an image: the one that its name stood for when it was looked up."""
+    reference = f"{image_repository(service)}@{model.digest}"
+    return {"name": "models", "image": {"reference": reference, "pullPolicy": service.cache.pull_policy}}
+
+
+def image_repository(service: InferenceService) -> str:
+    """Where the image of an oci:// model is, without tag and digest."""
+    name = service.model.uri.removeprefix("oci://").partition("@")[0]
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.partition(':')[0]}"
 
 
 def near_copies(service: InferenceService, model: FetchedModel, affinity: dict[str, Any]) -> dict[str, Any]:

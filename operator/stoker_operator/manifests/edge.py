@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker_operator.manifests.canary import canary_name
-from stoker_operator.manifests.identity import Manifest, child, pods_selector, selector, stamped
+from stoker_operator.manifests.identity import Manifest, child, members_selector, pods_selector, selector, stamped
 from stoker_operator.manifests.network import service_url
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.spec.endpoint import HttpRoute, InferencePool, Ingress
@@ -45,18 +45,26 @@ def public_url(service: InferenceService) -> str:
     return service_url(service)
 
 
-def network_policy(service: InferenceService) -> Manifest:
+def network_policy(service: InferenceService, *, grouped: bool = False) -> Manifest:
     """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests; to
     anywhere, where each pod fetches for itself (cache.mode: None).
 
     With a collector of traces, out: its port and names. A policy knows no names of hosts, so the port is all it says.
+    The pods of groups (`grouped`) reach each other on every port, for the engine's libraries let the system choose, and
+    names.
     """
     policy = child(service, NETWORK_POLICY, service.name, "engine")
+    collector = _to_collector(service.observability.otlp_endpoint)
+    members = [{"podSelector": members_selector(service)}] if grouped else []
+    # A policy sees the port of the pod behind a Service; OpenShift's pods of DNS listen on 5353.
+    names = [{"port": number, "protocol": protocol} for number in (53, 5353) for protocol in ("UDP", "TCP")]
+    out: list[dict[str, Any]] = [{"ports": names}] if members or collector else []
+    out += [*collector, *([{"to": members}] if members else [])]
     spec = {
-        "podSelector": pods_selector(service),
+        "podSelector": members_selector(service) if grouped else pods_selector(service),
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
-        "egress": [{}] if service.cache.mode == "None" else _to_collector(service.observability.otlp_endpoint),
+        "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}, *([{"from": members}] if members else [])],
+        "egress": [{}] if service.cache.mode == "None" else out,
     }
     return stamped(policy | {"spec": spec})
 
@@ -66,9 +74,7 @@ def _to_collector(url: str) -> list[dict[str, Any]]:
         return []
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    # A policy sees the port of the pod behind a Service; OpenShift's pods of DNS listen on 5353.
-    names = [{"port": number, "protocol": protocol} for number in (53, 5353) for protocol in ("UDP", "TCP")]
-    return [{"ports": names}, {"ports": [{"port": port, "protocol": "TCP"}]}]
+    return [{"ports": [{"port": port, "protocol": "TCP"}]}]
 
 
 def ingress(service: InferenceService, wanted: Ingress) -> Manifest:

@@ -68,10 +68,10 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
         return None
     limit = service.resources.memory
     return HostMemory(
-        engine=ENGINE_GIB * service.parallelism.ranks,
+        engine=ENGINE_GIB * service.pod_ranks,
         pool=pool / GIB,
         shm=float(quantity(service.runtime.shm_size)) / GIB,
-        weights=0.0 if service.resources.on_gpu else model.bytes / GIB,
+        weights=0.0 if service.resources.on_gpu else model.bytes / service.resources.nodes / GIB,
         limit=float(quantity(limit)) / GIB if limit else 0.0,
         adapters=_adapter_bytes(service, model) / GIB,
     )
@@ -90,9 +90,9 @@ def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:
     said = given(service)
     space = number(said.get("swap-space", ""))
     if space:
-        return space * GIB * service.parallelism.ranks
+        return space * GIB * service.pod_ranks
     on_cpu, dtype = not service.resources.on_gpu, service.model.kv_cache_dtype
     item = _CPU_KV_BYTES if on_cpu and dtype == "Auto" else KV_BYTES[dtype]
     tokens = count(said.get("block-size", "")) or (_CPU_PAGE_TOKENS if on_cpu else PAGE_TOKENS)
     page = 2 * model.layers * model.kv_heads * model.head_dim * item * tokens
-    return float(count(said.get("num-cpu-blocks", "")) * page)
+    return float(count(said.get("num-cpu-blocks", "")) * page) / service.resources.nodes

@@ -28,6 +28,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 PART_OF = "app.kubernetes.io/part-of"
+# The component of a group's pods but its leader, which is an engine as any.
+WORKER = "worker"
 
 
 def short_hash(value: object, length: int = 10) -> str:
@@ -53,8 +55,17 @@ def labels(service: InferenceService, component: str) -> dict[str, str]:
 
 def pods_selector(service: InferenceService) -> dict[str, Any]:
     """The pods that answer clients, as a label selector: the engine's, those of a canary too."""
-    either = {"key": COMPONENT, "operator": "In", "values": ["canary", "engine"]}
+    return _either(service, ["canary", "engine"])
+
+
+def _either(service: InferenceService, components: list[str]) -> dict[str, Any]:
+    either = {"key": COMPONENT, "operator": "In", "values": components}
     return {"matchLabels": {INSTANCE: service.name, MANAGED_BY: "stoker"}, "matchExpressions": [either]}
+
+
+def members_selector(service: InferenceService) -> dict[str, Any]:
+    """The pods that a service's groups are made of, as a label selector."""
+    return _either(service, ["engine", WORKER])
 
 
 def shared_labels(service: InferenceService) -> dict[str, str]:
@@ -112,3 +123,19 @@ def applied_hash(manifest: Mapping[str, Any]) -> str:
     """The hash a stamped manifest or a live object carries; "" when it carries none."""
     annotations = manifest.get("metadata", {}).get("annotations") or {}
     return str(annotations.get(APPLIED, ""))
+
+
+def cache_key(service: InferenceService) -> str:
+    """Names the volume: a hash of the source and of the kind of volume."""
+    model, cache = service.model, service.cache
+    return short_hash(
+        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
+         cache.storage_class_name, cache.access_mode]
+    )  # fmt: skip
+
+
+def source_id(service: InferenceService, volume_uid: str) -> str:
+    """Names one source on one volume; a result is only believed for the pair it was made for. Without a volume that
+    pods share, the cache's mode stands for it.
+    """
+    return short_hash([cache_key(service), volume_uid])

@@ -50,9 +50,15 @@ def base_spec(service: InferenceService, settings: Settings) -> dict[str, Any]:
         "runtimeClassName": service.placement.runtime_class_name,
         "priorityClassName": service.placement.priority_class_name,
         "schedulerName": service.placement.scheduler_name,
-        "imagePullSecrets": [{"name": name} for name in service.pod_template.image_pull_secrets],
+        "imagePullSecrets": [{"name": name} for name in _pull_secrets(service)],
     }
     return spec | placement(service) | {key: value for key, value in optional.items() if value}
+
+
+def _pull_secrets(service: InferenceService) -> list[str]:
+    """The logins of the images, that of a model among them, without the same twice."""
+    login = service.model.secret_ref if service.cache.mode == "Image" else None
+    return list(dict.fromkeys([*service.pod_template.image_pull_secrets, *([login.name] if login else ())]))
 
 
 def placement(service: InferenceService) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The objects that set the number of pods: a HorizontalPodAutoscaler, or KEDA's ScaledObject.
 
-Invariants: both target the Deployment; the series are the engine's own gauges under their own names, so the built-in
+Invariants: both target the workload; the series are the engine's own gauges under their own names, so the built-in
 adapter, prometheus-adapter and Prometheus all know them; `max` always holds.
 Knows nothing of who serves the series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, stamped
@@ -31,9 +31,9 @@ def targets_of(targets: Targets) -> Iterator[tuple[str, str, str]]:
         yield KV_USED, f"{targets.kv_percent * 10}m", f"{targets.kv_percent / 100:g}"
 
 
-def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling) -> Manifest:
+def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling, live: Mapping[str, Any]) -> Manifest:
     """The HorizontalPodAutoscaler. A pod of which the API has no sample counts as idle on the way up and as full on
-    the way down, so pods that load are never multiplied.
+    the way down, so pods that load are never multiplied. `live` is the workload; of a group the leader is its one pod.
     """
     scaler = child(service, HPA, service.name, "engine")
     metrics = [
@@ -41,7 +41,7 @@ def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling) -> Manif
         for series, want, _ in targets_of(autoscaling.targets)
     ]
     spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
+        "scaleTargetRef": _target(live),
         "minReplicas": autoscaling.floor,
         "maxReplicas": autoscaling.most,
         "metrics": metrics,
@@ -51,7 +51,12 @@ def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling) -> Manif
 
 
 def scaled_object(
-    service: InferenceService, autoscaling: Autoscaling, prometheus_url: str, *, paused: bool = False
+    service: InferenceService,
+    autoscaling: Autoscaling,
+    live: Mapping[str, Any],
+    prometheus_url: str,
+    *,
+    paused: bool = False,
 ) -> Manifest:
     """KEDA's ScaledObject on the sums that Prometheus has of the pods' gauges. `paused`: it leaves the scale alone."""
     scaled = child(service, SCALED_OBJECT, service.name, "engine")
@@ -70,13 +75,17 @@ def scaled_object(
         for series, _, want in targets_of(autoscaling.targets)
     ]
     spec = {
-        "scaleTargetRef": {"name": service.name},
+        "scaleTargetRef": {"name": service.name} if live["kind"] == "Deployment" else _target(live),
         "minReplicaCount": autoscaling.floor,
         "maxReplicaCount": autoscaling.most,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(autoscaling)}},
         "triggers": triggers,
     }
     return stamped(scaled | {"spec": spec})
+
+
+def _target(live: Mapping[str, Any]) -> dict[str, str]:
+    return {"apiVersion": live["apiVersion"], "kind": live["kind"], "name": live["metadata"]["name"]}
 
 
 def _behavior(autoscaling: Autoscaling) -> dict[str, Any]:

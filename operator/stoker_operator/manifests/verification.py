@@ -12,22 +12,18 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests import pod
-from stoker_operator.manifests.cache import (
-    EXIT_PERMANENT,
-    JOB,
-    cache_key,
-    in_place_arguments,
-    models_volume,
-    source_id,
-)
+from stoker_operator.manifests.cache import models_volume
+from stoker_operator.manifests.fetching.asking import EXIT_PERMANENT, JOB, in_place_arguments
 from stoker_operator.manifests.identity import (
     BEGUN,
     CACHE_LABEL,
     SOURCE_LABEL,
     Manifest,
+    cache_key,
     child,
     job_labels,
     short_hash,
+    source_id,
     stamped,
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests import adapters, copies, pod, tls
-from stoker_operator.manifests.cache import (
+from stoker_operator.manifests.cache import engine_volume, served_path
+from stoker_operator.manifests.fetching.asking import (
     again_arguments,
-    engine_volume,
     fetch_container,
     in_place_arguments,
     source_volumes,
 )
 from stoker_operator.manifests.host_memory import host_memory
-from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.identity import Manifest, child, members_selector, selector, stamped
 from stoker_operator.manifests.pod_template import merge_pod_template
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.manifests.verification import verify_container
@@ -67,13 +67,15 @@ def service_account(service: InferenceService) -> Manifest:
     return stamped(account | {"automountServiceAccountToken": False})
 
 
-def disruption_budget(service: InferenceService) -> Manifest:
-    """So many pods at a time are evicted, one by default; a single replica can still be drained."""
+def disruption_budget(service: InferenceService, *, grouped: bool = False) -> Manifest:
+    """So many pods at a time are evicted, one by default; a single replica can still be drained. Of groups (`grouped`)
+    all pods count: a group goes with any of them.
+    """
     budget = child(service, ("policy/v1", "PodDisruptionBudget"), service.name, "engine")
     wanted = service.disruption
     spec = {
         "maxUnavailable": wanted.max_unavailable,
-        "selector": {"matchLabels": selector(service)},
+        "selector": members_selector(service) if grouped else {"matchLabels": selector(service)},
         # A pod that never became ready protects nothing and must not block a node's drain, unless it is asked for.
         "unhealthyPodEvictionPolicy": "IfHealthyBudget" if wanted.protect_startup else "AlwaysAllow",
     }
@@ -83,6 +85,12 @@ def disruption_budget(service: InferenceService) -> Manifest:
 def startup_seconds(settings: Settings, model: FetchedModel) -> int:
     """How long a pod may take to become ready: the weights at the slowest storage, plus a base."""
     return STARTUP_BASE_SECONDS + math.ceil(model.bytes / (settings.read_rate_mb * 10**6))
+
+
+def progress_seconds(service: InferenceService, settings: Settings, model: FetchedModel) -> int:
+    """How long a new revision may take until a pod of it is ready."""
+    usual = startup_seconds(settings, model) + 600 + _fetch_seconds(service, model)
+    return service.rollout.progress_deadline or usual
 
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
@@ -98,12 +106,9 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     if service.placement.queue_name:
         workload["metadata"]["labels"] |= {QUEUE_LABEL: service.placement.queue_name}
-    deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600 + _fetch_seconds(
-        service, model
-    )
     spec: dict[str, Any] = {
         "revisionHistoryLimit": OLD_REPLICA_SETS,
-        "progressDeadlineSeconds": deadline,
+        "progressDeadlineSeconds": progress_seconds(service, settings, model),
         "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},
         "strategy": _strategy(service, variant),
@@ -191,13 +196,15 @@ def _first_containers(service: InferenceService, settings: Settings, model: Fetc
     """What is done about the weights before the engine starts."""
     if service.cache.mode == "None":
         return [fetch_container(service, settings, again_arguments(service, settings, model))]
-    # Weights that are served where they lie were hashed once; the volume is the user's.
-    verified = not service.in_place or service.cache.verify == "Always"
+    # Weights that are served where they lie were hashed once; the volume is the user's. An image's digests are checked
+    # by the node that pulls it.
+    unchecked = service.in_place or service.cache.mode == "Image"
+    verified = not unchecked or service.cache.verify == "Always"
     return [_verify_container(service, settings, model)] if verified else []
 
 
 def _fetch_seconds(service: InferenceService, model: FetchedModel) -> int:
-    """How long a pod may wait for what its node has not, or fetch itself."""
+    """How long a pod may wait for what its node has not or pulls, or fetch itself."""
     return 0 if service.cache.has_volume else math.ceil(model.bytes / _SLOWEST_FETCH)
 
 
@@ -225,7 +232,7 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     runtime, drain = service.runtime, service.drain
-    arguments = ["serve", f"{pod.MODELS}/{model.serve}".rstrip("/"), "--host", "0.0.0.0", "--port", str(PORT)]
+    arguments = ["serve", served_path(service, model), "--host", "0.0.0.0", "--port", str(PORT)]
     arguments += ["--served-model-name", *service.served_names]
     if runtime.context_length:
         arguments += ["--max-model-len", str(runtime.context_length)]
@@ -297,7 +304,7 @@ def _threads(service: InferenceService) -> list[dict[str, str]]:
         return []
     # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours. Each of its
     # ranks computes with so many.
-    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.parallelism.ranks))}]
+    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.pod_ranks))}]
 
 
 def _probe(service: InferenceService, path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:

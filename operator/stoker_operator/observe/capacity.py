@@ -7,7 +7,7 @@ and is heeded too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -29,8 +29,8 @@ _COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where one more pod could go. `spare`: a node takes it as things are; `freed`: one takes it once a pod of the same
-    service that runs there is gone.
+    """Where one more replica could go. `spare`: nodes take its pods as things are; `freed`: they do once one replica of
+    the same service is gone.
     """
 
     spare: bool
@@ -51,6 +51,21 @@ def has_room(pod_spec: Object, node: Object, pods: Iterable[Object]) -> bool:
         held = Decimal(len(there)) if resource == "pods" else held
         if _allocatable(node, resource) - held < amount:
             return False
+    return True
+
+
+def places(asked: Sequence[Object], nodes: Iterable[Object], there: Mapping[str, Sequence[Object]]) -> bool:
+    """Whether pods of the specs `asked` all find room at once on those `nodes` whose pods are `there`, one after the
+    other on the first that takes it.
+    """
+    held = {name: list(pods) for name, pods in there.items()}
+    known = [node for node in nodes if node["metadata"]["name"] in held]
+    for spec in asked:
+        fitting = (node for node in candidates(spec, known) if has_room(spec, node, held[node["metadata"]["name"]]))
+        node = next(fitting, None)
+        if node is None:
+            return False
+        held[node["metadata"]["name"]].append({"spec": spec})
     return True
 
 

@@ -22,7 +22,7 @@ import orjson
 
 from stoker_operator import metrics
 from stoker_operator.cluster.api import ApiError, Cluster, Object
-from stoker_operator.cluster.kinds import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, Kind
+from stoker_operator.cluster.kinds import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, LEADER_WORKER_SET, Kind
 from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, MANAGED_BY
 
 log = logging.getLogger("stoker.operator")
@@ -31,7 +31,7 @@ FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 _MOST_TOMBSTONES = 10_000
 # Whether a field is still as we applied it is asked of these alone; it is half of every object.
-_FIELDS_ASKED = (DEPLOYMENT.kind, CLAIM.kind)
+_FIELDS_ASKED = (DEPLOYMENT.kind, LEADER_WORKER_SET.kind, CLAIM.kind)
 # Raw deflate at its quickest, with a window of 16 KiB: what objects of one kind have in common lies in the first one.
 _LEVEL, _WINDOW, _MEMORY = 1, -14, 7
 Place = tuple[str, str]
@@ -192,9 +192,9 @@ class Mirror(Cluster):
             self._shelves[kind.kind].put(item)
         return item
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
         """As Cluster's; from then on the object is seen as one that is being deleted."""
-        await super().delete(kind, namespace, name, uid)
+        await super().delete(kind, namespace, name, uid, foreground=foreground)
         shelf = self._shelves.get(kind.kind)
         entry = shelf.entries.get((namespace, name)) if shelf is not None else None
         if shelf is not None and entry is not None and entry.uid == uid:

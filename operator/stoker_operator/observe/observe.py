@@ -17,8 +17,9 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.canary import COMPONENT_NAME, canary_name, known_canary
-from stoker_operator.manifests.fill import COMPONENT_NAME as FILL
-from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
+from stoker_operator.manifests.fetching.fill import COMPONENT_NAME as FILL
+from stoker_operator.manifests.groups.nodes import index_of
+from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL, WORKER
 from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
 from stoker_operator.observe import capacity, rollout
@@ -27,9 +28,10 @@ from stoker_operator.observe.comparison import SAMPLED_PODS, Counters, read_coun
 from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
+from stoker_operator.observe.groups import members, read_groups
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress
+from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress, workload_of
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
@@ -66,13 +68,14 @@ async def observe(
     fill_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == FILL)
     verify_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "verify")
     lookup_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "lookup")
-    deployment = children.get(("Deployment", service.name))
+    worker_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == WORKER)
+    workload = workload_of(children, service)
     scaling = service.autoscaling
     floor = scaling.floor if scaling is not None and scaling.ours else None
     canary_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == COMPONENT_NAME)
     words = await pod_words(pods, (*engine_pods, *canary_pods))
     silent = frozenset(name for name, word in words.items() if word is None)
-    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
+    state = _state(workload, by_kind, engine_pods, worker_pods, floor, silent)
     for each in (service, service.as_canary):
         children |= await _claim(cluster, each, children)
     answered = str((service.status.get("revisions") or {}).get("answered", ""))
@@ -101,7 +104,22 @@ async def observe(
         warnings={pod["metadata"]["name"]: word for pod in engine_pods if (word := words.get(pod["metadata"]["name"]))},
         canary=replace(beside, pods=canary_pods),
         adapters=adapters,
+        worker_pods=worker_pods,
     )
+
+
+def _state(
+    workload: Object | None,
+    by_kind: Mapping[Kind, list[dict[str, Any]]],
+    engine_pods: Sequence[Object],
+    worker_pods: Sequence[Object],
+    floor: int | None,
+    silent: Container[str],
+) -> Rollout:
+    """The rollout of the workload, by its kind."""
+    if workload is not None and workload["kind"] == kinds.LEADER_WORKER_SET.kind:
+        return read_groups(workload, engine_pods, worker_pods, floor, silent)
+    return rollout.read(workload, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
 
 
 async def _claim(
@@ -142,17 +160,22 @@ def _heard(pods: Iterable[Object], silent: Container[str]) -> list[Object]:
     return [pod for pod in pods if pod["metadata"]["name"] not in silent]
 
 
-async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: str, uid: str) -> Rollout:
+async def observe_pods(
+    cluster: Cluster, pods: PodClient, namespace: str, name: str, uid: str, without: frozenset[str] = frozenset()
+) -> Rollout:
     """The pods of a service whose spec nobody can read, or that is being deleted. Raises ApiError."""
-    wanted = (kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD)
+    served = await cluster.served([kinds.LEADER_WORKER_SET] if kinds.LEADER_WORKER_SET.kind not in without else [])
+    wanted = (kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, *([kinds.LEADER_WORKER_SET] if served else []))
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={name}"
     lists = await asyncio.gather(*(cluster.list_all(kind, namespace, ours) for kind in wanted))
     found = _owned(dict(zip(wanted, lists, strict=True)), uid)
-    deployment = next((item for item in found[kinds.DEPLOYMENT] if item["metadata"]["name"] == name), None)
-    engine_pods = [pod for pod in found[kinds.POD] if _component(pod) != COMPONENT_NAME]
+    workloads = (*found.get(kinds.LEADER_WORKER_SET, ()), *found[kinds.DEPLOYMENT])
+    workload = next((item for item in workloads if item["metadata"]["name"] != f"{name}-{COMPONENT_NAME}"), None)
+    engine_pods = [pod for pod in found[kinds.POD] if _component(pod) not in (COMPONENT_NAME, WORKER)]
     words = await pod_words(pods, engine_pods)
     silent = [name for name, word in words.items() if word is None]
-    return rollout.read(deployment, found[kinds.REPLICA_SET], engine_pods, silent=silent)
+    workers = [pod for pod in found[kinds.POD] if _component(pod) == WORKER]
+    return _state(workload, found, engine_pods, workers, None, silent)
 
 
 async def _adapters(
@@ -180,8 +203,8 @@ async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str,
 
 
 def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind, list[dict[str, Any]]]:
-    """The objects that the service owns, by its uid: directly, or through its Deployment and its Jobs. Labels only say
-    where to look: anybody may write them on what is his.
+    """The objects that the service owns, by its uid: directly, or through its Deployment, its groups and its Jobs.
+    Labels only say where to look: anybody may write them on what is his.
     """
 
     def of(kind: Kind, owners: set[str]) -> list[dict[str, Any]]:
@@ -190,6 +213,8 @@ def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind,
     found = {kind: of(kind, {uid}) for kind in by_kind}
     found[kinds.REPLICA_SET] = of(kinds.REPLICA_SET, _uids(found[kinds.DEPLOYMENT]))
     found[kinds.POD] = of(kinds.POD, _uids(found[kinds.REPLICA_SET]) | _uids(found.get(kinds.JOB, ())))
+    sets = {str(item["metadata"]["name"]) for item in found.get(kinds.LEADER_WORKER_SET, ())}
+    found[kinds.POD] += members(by_kind.get(kinds.POD, ()), sets)
     return found
 
 
@@ -201,25 +226,29 @@ def _uids(items: Iterable[Object]) -> set[str]:
     return {str(item["metadata"]["uid"]) for item in items}
 
 
-async def room_for(cluster: Cluster, observed: Observed, pod_spec: Object) -> Room | None:
-    """Where a pod of this spec could go, beside the pods that run or in the place of one; None where nobody tells of
-    nodes. Raises ApiError.
+async def room_for(cluster: Cluster, observed: Observed, asked: Sequence[Object]) -> Room | None:
+    """Where one more replica could go, whose pods have the specs `asked`: beside the pods that run, or in the place of
+    one replica; None where nobody tells of nodes. Raises ApiError.
     """
     nodes = await cluster.list_all(kinds.NODE, "")
     if not nodes:
         return None
-    running = [pod for pod in observed.engine_pods if not rollout.is_terminating(pod) and not rollout.is_finished(pod)]
-    mine = {pod["metadata"]["uid"]: pod["spec"].get("nodeName", "") for pod in running}
-    freed = False
-    for node in capacity.candidates(pod_spec, nodes):
-        name = node["metadata"]["name"]
-        pods = await cluster.pods_on(name)
-        if capacity.has_room(pod_spec, node, pods):
+    replicas: dict[str, set[str]] = {}
+    for pod in observed.serving_pods:
+        if not rollout.is_terminating(pod) and not rollout.is_finished(pod):
+            meta = pod["metadata"]
+            replicas.setdefault(index_of(pod) or str(meta["name"]), set()).add(str(meta["uid"]))
+    there: dict[str, list[Object]] = {}
+    for node in capacity.candidates(asked[0], nodes):
+        there[node["metadata"]["name"]] = list(await cluster.pods_on(node["metadata"]["name"]))
+        if capacity.places(asked, nodes, there):
             return Room(spare=True, freed=True)
-        leaving = [uid for uid, where in mine.items() if where == name]
-        others = ([pod for pod in pods if pod["metadata"]["uid"] != uid] for uid in leaving)
-        freed = freed or any(capacity.has_room(pod_spec, node, left) for left in others)
-    return Room(spare=False, freed=freed)
+    left = ({name: _but(pods, leaving) for name, pods in there.items()} for leaving in replicas.values())
+    return Room(spare=False, freed=any(capacity.places(asked, nodes, pods) for pods in left))
+
+
+def _but(pods: Iterable[Object], leaving: Container[str]) -> list[Object]:
+    return [pod for pod in pods if pod["metadata"]["uid"] not in leaving]
 
 
 async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:

@@ -11,6 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stoker_operator.manifests.revision import TEMPLATE_KEY
+
 TEMPLATE_HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
 Object = Mapping[str, Any]
@@ -22,7 +24,8 @@ class Rollout:
     `number` the Deployment's own number of it.
 
     `failed` is the Deployment's own word that it makes no progress any more, "" = it does. `floor`: with an autoscaler,
-    so many ready pods are enough; what it adds beyond is load, not a rollout.
+    so many ready pods are enough; what it adds beyond is load, not a rollout. `members`: pods that are one replica;
+    where there are several, every number is one of groups.
     """
 
     desired: int = 0
@@ -36,6 +39,12 @@ class Rollout:
     number: int = 0
     deadline_exceeded: bool = False
     floor: int | None = None
+    members: int = 1
+
+    @property
+    def unit(self) -> str:
+        """What a replica is called."""
+        return "pod" if self.members == 1 else "group"
 
     @property
     def settled(self) -> bool:
@@ -64,8 +73,9 @@ def is_ready(pod: Object) -> bool:
 
 
 def template_hash(pod: Object) -> str:
-    """The revision a pod belongs to."""
-    return str((pod["metadata"].get("labels") or {}).get(TEMPLATE_HASH, ""))
+    """The revision a pod belongs to: of a group, by the key of its template, which the group's pods carry."""
+    labels = pod["metadata"].get("labels") or {}
+    return str(labels.get(TEMPLATE_HASH) or labels.get(TEMPLATE_KEY, ""))
 
 
 def read(

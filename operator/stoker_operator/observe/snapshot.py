@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stoker_operator.manifests import LEADER_WORKER_SET, group_name
 from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.comparison import Comparison
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.rollout import Rollout
+from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 
@@ -72,6 +74,13 @@ class Beside:
     comparison: Comparison | None = None
 
 
+def workload_of(children: Mapping[tuple[str, str], Object], service: InferenceService) -> Object | None:
+    """As Observed.workload."""
+    keys = [(LEADER_WORKER_SET[1], group_name(service)), ("Deployment", service.name)]
+    keys = keys if service.resources.spans_nodes else keys[::-1]
+    return next((children[key] for key in keys if key in children), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
@@ -86,7 +95,8 @@ class Observed:
     activator's pods, and `port` is the one at which they answer for this service, 0 = it has none.
     `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong; `unmounted`
     is why pods, by uid, could not have their keys mounted anew. `adapters` is what ready pods say of theirs, by the
-    pod's name; one that follows no list is not there.
+    pod's name; one that follows no list is not there. `engine_pods` are those that answer, `worker_pods` the others of
+    their groups, where a replica spans nodes.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -118,6 +128,16 @@ class Observed:
     unmounted: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, tuple[AdapterReport, ...]] = field(default_factory=dict)
     canary: Beside = field(default_factory=Beside)
+    worker_pods: tuple[Object, ...] = ()
+
+    @property
+    def serving_pods(self) -> tuple[Object, ...]:
+        """All pods that the replicas are made of."""
+        return (*self.engine_pods, *self.worker_pods)
+
+    def workload(self, service: InferenceService) -> Object | None:
+        """What runs the pods: of the kind that the spec asks for; while there is none of it, of the other."""
+        return workload_of(self.children, service)
 
     def child(self, manifest: Mapping[str, Any]) -> Object | None:
         """The live object that a manifest stands for."""

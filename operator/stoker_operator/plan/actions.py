@@ -38,13 +38,14 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object that has this uid; `quiet` as in Apply."""
+    """Delete the object that has this uid; `quiet` as in Apply. `foreground`: it stays until what it owns is gone."""
 
     kind: str
     name: str
     uid: str
     reason: str
     quiet: bool = False
+    foreground: bool = False
 
     @property
     def event(self) -> tuple[str, str]:
@@ -52,7 +53,25 @@ class Delete:
         return "Deleted", f"Deleted {self.kind} {self.name}: {self.reason}."
 
 
-Action = Apply | Delete
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Make a Secret, unless it is there, with a random value under `key` that whoever writes it makes up, so that no
+    plan holds it. It goes with the `owner`, (kind, name).
+    """
+
+    manifest: Mapping[str, Any]
+    key: str
+    owner: tuple[str, str]
+    reason: str
+    quiet: bool = False
+
+    @property
+    def event(self) -> tuple[str, str]:
+        """(reason, message) of the event that tells of it."""
+        return "Created", f"Created {self.manifest['kind']} {self.manifest['metadata']['name']}: {self.reason}."
+
+
+Action = Apply | Delete | Generate
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from stoker_operator.manifests import (
     template_key,
     volume_claim,
 )
-from stoker_operator.manifests.fill import is_fill
+from stoker_operator.manifests.fetching.fill import is_fill
 from stoker_operator.manifests.revision import live_template_key
 from stoker_operator.observe import rollout
 from stoker_operator.observe.snapshot import Observed
@@ -62,8 +62,9 @@ PLACING_SECONDS = 20
 PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
 # What ModelCached says where pods share no volume.
 _NO_VOLUME = {
-    "Node": "pods read the copy on their node's own disk.",
-    "None": "each pod fetches it for itself and is held to that digest.",
+    "Node": "was fetched and verified; pods read the copy on their node's own disk.",
+    "Image": "is the image that was looked up; nodes pull that very one, and pods mount it.",
+    "None": "was fetched and verified; each pod fetches it for itself and is held to that digest.",
 }
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
@@ -115,7 +116,7 @@ class CachePlan:
             text = f"{self.model.digest} was hashed where it lies, on volume {self.claim}; nothing was copied."
             return [resolved, Condition("ModelCached", "True", "InPlace", text)]
         if self.mode in _NO_VOLUME:
-            text = f"{self.model.digest} was fetched and verified; {_NO_VOLUME[self.mode]}"
+            text = f"{self.model.digest} {_NO_VOLUME[self.mode]}"
             return [resolved, Condition("ModelCached", "True", "Published", text)]
         message = f"{self.model.digest} is published and verified on volume {self.claim}."
         return [resolved, Condition("ModelCached", "True", "Published", message)]
@@ -166,7 +167,7 @@ def _without_volume(service: InferenceService, observed: Observed, settings: Set
 
 def _held_by(observed: Observed) -> str:
     """What keeps a volume that is being deleted: Kubernetes counts a pod that is over, too, and nobody ends that."""
-    over = [pod for pod in observed.engine_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
+    over = [pod for pod in observed.serving_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
     if not over:
         return "It waits for the pods that use it."
     names = " ".join(sorted(pod["metadata"]["name"] for pod in over))
@@ -356,7 +357,8 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
     if service.in_place:
         return f"{service.model.uri} is served where it lies and was not hashed yet"
     at = f" at {service.model.revision}" if service.model.scheme in HUBS else ""  # others have no revisions
-    where = "is not on the volume yet" if service.cache.has_volume else "was not fetched yet"
+    without = "was not looked up yet" if service.cache.mode == "Image" else "was not fetched yet"
+    where = "is not on the volume yet" if service.cache.has_volume else without
     return f"{service.model.uri}{at} {where}"
 
 
@@ -379,7 +381,7 @@ def _broken_cache(service: InferenceService, observed: Observed, latest: Object 
     """
     if not service.cache.has_volume:
         return None
-    found = verify_failure(observed.engine_pods)
+    found = verify_failure(observed.serving_pods)
     if found is None:
         return None
     failure, when = found

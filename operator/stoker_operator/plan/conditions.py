@@ -41,10 +41,8 @@ _SETBACKS = ("RolledBack", "CacheCorrupt")
 
 def serving(service: InferenceService, state: Rollout) -> str:
     """What Ready says when it is True."""
-    return (
-        f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready, and one answered a "
-        f"completion; clients use {manifests.public_url(service)}."
-    )
+    ready = f"{state.updated_ready} of {state.desired} {state.unit}s of revision {state.current} are ready"
+    return f"{ready}, and one answered a completion; clients use {manifests.public_url(service)}."
 
 
 def ready_conditions(blocking: Finding | None, serving: str) -> list[Condition]:
@@ -90,7 +88,7 @@ def pod_conditions(
 def servable(state: Rollout, blocking: Finding | None, trouble: Trouble | None) -> Condition:
     """Whether some pod answers, of whatever revision."""
     if state.ready:
-        return Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
+        return Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} {state.unit}s answer.")
     why = trouble.message if trouble else blocking.message if blocking else "No pod is ready."
     return Condition("Servable", "False", blocking.reason if blocking else "NoPods", why)
 

@@ -87,7 +87,7 @@ def trouble_of(pod: Object) -> Trouble | None:
             init = kind == "initContainerStatuses"
             trouble = _container_trouble(name, container, init=init, was_ready=not init and _was_ready(pod, container))
             if trouble is not None:
-                return trouble
+                return _of_the_model(pod, container, trouble) if trouble.reason == "ImagePullFailed" else trouble
     if _lost(pod):
         node = pod["spec"]["nodeName"]
         text = f"Pod {name} is not ready although its containers are: node {node} does not report, or a readiness gate "
@@ -121,6 +121,33 @@ def fetch_outcome(pods: Sequence[Object], name: str = "fetch") -> FetchedModel |
             if ended.get("exitCode"):
                 return FetchFailure("FetchFailed", f"Pod {pod['metadata']['name']}: {_ending(ended)}")
     return None
+
+
+def first_ending(pods: Iterable[Object]) -> str:
+    """How the first container ended, of those of these pods that should have gone on; "" when none did. Of pods that
+    end together, the first one is the cause.
+    """
+    found = []
+    for pod in pods:
+        for kind in ("initContainerStatuses", "containerStatuses"):
+            for container in pod.get("status", {}).get(kind) or ():
+                for state in (container.get("state") or {}, container.get("lastState") or {}):
+                    ended = state.get("terminated") or {}
+                    if ended.get("exitCode"):
+                        found.append((str(ended.get("finishedAt", "")), str(pod["metadata"]["name"]), container, ended))
+    if not found:
+        return ""
+    _, name, container, ended = min(found, key=lambda item: item[:2])
+    with_ = "" if ended.get("reason") == "OOMKilled" else "with "
+    return f"pod {name}, container {container['name']}, ended {with_}{_ending(ended)}"
+
+
+def lacks_secret(pod: Object, name: str) -> bool:
+    """Whether a container of the pod waits for a Secret of this name, which is not there."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    waiting = [(item.get("state") or {}).get("waiting") or {} for item in statuses]
+    words = [str(item.get("message", "")) for item in waiting if item.get("reason") in _CONFIG]
+    return any(f'secret "{name}" not found' in text for text in words)
 
 
 def verify_failure(pods: Iterable[Object]) -> tuple[FetchFailure, str] | None:
@@ -169,6 +196,18 @@ def _container_trouble(pod: str, container: Object, *, init: bool, was_ready: bo
         more = f"It is restarted once it fails /health too. {asleep} More: kubectl logs {pod} -c engine."
         return Trouble("PodNotReady", text, False, more)
     return None
+
+
+def _of_the_model(pod: Object, container: Object, trouble: Trouble) -> Trouble:
+    """The same where the image that cannot be pulled is the one that the pod mounts for its model."""
+    text = str(container["state"]["waiting"].get("message", ""))
+    for volume in pod.get("spec", {}).get("volumes") or ():
+        image = (volume.get("image") or {}).get("reference", "")
+        if image and image in text and image != container.get("image"):
+            said = f"Pod {pod['metadata']['name']}: the model's image {image} cannot be pulled: {short(text)}."
+            advice = "Check spec.model.uri, that nodes reach the registry, and the login of spec.model.secretRef."
+            return Trouble("ImagePullFailed", f"{said} {advice}", True)
+    return trouble
 
 
 def _refused(where: str, text: str) -> Trouble:

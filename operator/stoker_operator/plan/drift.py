@@ -19,14 +19,20 @@ from stoker_operator.manifests import applied_hash
 from stoker_operator.spec.quantity import same_quantity
 
 _KEYS = ("name", "uid", "mountPath", "key", "type")
-_CONTAINERS = ("spec", "template", "spec")
+# Where the pods' specs are, by kind.
+_GROUP = ("spec", "leaderWorkerTemplate")
+_POD_SPECS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Deployment": (("spec", "template", "spec"),),
+    "Job": (("spec", "template", "spec"),),
+    "LeaderWorkerSet": ((*_GROUP, "leaderTemplate", "spec"), (*_GROUP, "workerTemplate", "spec")),
+}
 # Ours alone, by kind: as a whole, whatever is in it.
 _WHOLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "Service": (("spec", "selector"), ("spec", "externalIPs")),
     "PodDisruptionBudget": (("spec", "selector"),),
     "InferencePool": (("spec", "selector"),),
     "NetworkPolicy": (("spec",),),
-    "Deployment": ((*_CONTAINERS, "nodeSelector"),),
+    **{kind: tuple((*path, "nodeSelector") for path in _POD_SPECS[kind]) for kind in ("Deployment", "LeaderWorkerSet")},
 }
 # Ours alone as lists: nobody adds an item; the API server's defaults in one of ours stay.
 _LISTS: dict[str, tuple[tuple[str, ...], ...]] = {"Service": (("spec", "ports"),)}
@@ -81,12 +87,13 @@ def _added(there: Mapping[str, Any], manifest: Mapping[str, Any], *, mend: bool)
                 _put_right(holder, key, wanted)
             return ".".join(path)
     lists = [(path, _at(there, path), _at(manifest, path)) for path in _LISTS.get(kind, ())]
-    for group in ("containers", "initContainers"):
-        ours = {item["name"]: item for item in _at(manifest, (*_CONTAINERS, group)).get(group) or ()}
-        for item in _at(there, (*_CONTAINERS, group)).get(group) or ():
-            if item["name"] in ours:
-                where = (*_CONTAINERS, f"{group}[name={item['name']}]")
-                lists += [((*where, part), item, ours[item["name"]]) for part in ("env", "envFrom")]
+    for pod in _POD_SPECS.get(kind, ()):
+        for group in ("containers", "initContainers"):
+            ours = {item["name"]: item for item in _at(manifest, (*pod, group)).get(group) or ()}
+            for item in _at(there, (*pod, group)).get(group) or ():
+                if item["name"] in ours:
+                    where = (*pod, f"{group}[name={item['name']}]")
+                    lists += [((*where, part), item, ours[item["name"]]) for part in ("env", "envFrom")]
     for path, holder, wanted_holder in lists:
         key = path[-1]
         kept = _without_added(holder.get(key) or (), wanted_holder.get(key) or ())

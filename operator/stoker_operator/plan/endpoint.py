@@ -20,14 +20,17 @@ Object = Mapping[str, Any]
 _KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule", "ConfigMap")
 
 
-def endpoint_actions(service: InferenceService, observed: Observed, share: int = 0) -> list[Action]:
+def endpoint_actions(
+    service: InferenceService, observed: Observed, share: int = 0, *, grouped: bool = False
+) -> list[Action]:
     """The objects around the pods, and the end of those that are not wanted any more. `share`: percent of the route's
-    requests for a canary.
+    requests for a canary; `grouped`: there are groups of pods, which talk to each other.
     """
     endpoint, watch = service.endpoint, service.observability
     wanted: list[tuple[manifests.Manifest, str]] = []
     if endpoint.network_policy:
-        wanted.append((manifests.network_policy(service), "pods are reached on one port and reach nothing"))
+        policy = manifests.network_policy(service, grouped=grouped)
+        wanted.append((policy, "pods are reached on one port and reach nothing"))
     if endpoint.ingress is not None and "Ingress" not in observed.without:
         wanted.append((manifests.ingress(service, endpoint.ingress), "clients come from outside"))
     pool = endpoint.inference_pool if "InferencePool" in observed.served else None

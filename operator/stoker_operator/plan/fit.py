@@ -28,9 +28,9 @@ ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
 # What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out. W4 has a scale
-# and a zero point for each 128 columns, Q8_0 a scale for each 32; Q4K rests as planes do. A GGUF file's blocks take a
-# little more on a GPU than in the file.
-AT_LOAD = {"FP8": 0.5, "W4": 0.262, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
+# and a zero point for each 128 columns, of experts 16 bits each, Q8_0 a scale for each 32; Q4K rests as planes do. A
+# GGUF file's blocks take a little more on a GPU than in the file.
+AT_LOAD = {"FP8": 0.5, "W4": 0.266, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
@@ -143,6 +143,8 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
     room = adapter_room(service, model)
     adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
+    # Of a layer's adapters a rank may hold one matrix of each pair whole: no less is counted than there is.
+    adapters *= layers / model.layers if model.layers else 1.0
     taken = weights + kv + workspace + adapters
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
@@ -153,6 +155,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
     each = f"on each of {service.parallelism.ranks} GPUs " if service.parallelism.ranks > 1 else ""
+    each += f"of {service.resources.nodes} nodes " if service.resources.spans_nodes else ""
     sums = (
         f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}{slots}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"

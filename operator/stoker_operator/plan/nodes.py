@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator.manifests import copies
-from stoker_operator.manifests.fill import fill_job, is_fill, node_of
+from stoker_operator.manifests.fetching.fill import fill_job, is_fill, node_of
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE
 from stoker_operator.manifests.pod import placement
 from stoker_operator.observe.capacity import allocatable_gpus, candidates
@@ -155,7 +155,7 @@ def _is_served(claim: Object) -> bool:
 def _broken(observed: Observed, model: FetchedModel, jobs: list[Object]) -> dict[str, str]:
     """The nodes whose copy is not what was published, as a pod found after it was last brought; with "repair"."""
     found: dict[str, str] = {}
-    for pod in observed.engine_pods:
+    for pod in observed.serving_pods:
         failure, node = verify_failure([pod]), str(pod.get("spec", {}).get("nodeName", ""))
         at = time_of(failure[1]) if failure is not None else None
         ends = [condition_time(job, "Complete") for job in jobs if _for(job, node, model)]

@@ -40,6 +40,7 @@ def _lacks_kind(service: InferenceService, observed: Observed) -> bool:
     asked = {
         "InferencePool": endpoint.inference_pool is not None,
         "HTTPRoute": endpoint.http_route is not None,
+        "LeaderWorkerSet": service.resources.spans_nodes,
         "ScaledObject": scaling is not None and scaling.engine == "KEDA",
     }
     return bool({kind for kind, wanted in asked.items() if wanted} - observed.served - observed.without)

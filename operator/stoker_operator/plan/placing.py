@@ -8,9 +8,10 @@ Knows nothing of revisions and their records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker_operator import manifests
 from stoker_operator.observe.capacity import Room, takes_the_place_of
 from stoker_operator.observe.rollout import is_finished, is_terminating, template_hash
 from stoker_operator.observe.snapshot import Observed
@@ -18,7 +19,7 @@ from stoker_operator.plan.diagnose import trouble_of
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
-# (maxSurge, maxUnavailable) of a Deployment.
+# (maxSurge, maxUnavailable) of a workload.
 IN_PLACE = (0, 1)
 SURGE = (1, 0)
 
@@ -26,7 +27,7 @@ SURGE = (1, 0)
 def strategy(
     service: InferenceService, observed: Observed, live: Object | None, changes: bool, template: Object
 ) -> tuple[int, int]:
-    """(maxSurge, maxUnavailable) of the Deployment; `changes`: it is about to get this `template`, which is another."""
+    """(maxSurge, maxUnavailable) of the workload; `changes`: it is about to get this `template`, which is another."""
     policy = service.rollout
     if policy.strategy == "RollingUpdate":
         return policy.max_surge, policy.max_unavailable
@@ -46,17 +47,21 @@ def strategy(
         if not observed.rollout.ready:
             return IN_PLACE
         return IN_PLACE if _may_give_way(service, observed) and _room(observed, template).freed else SURGE
-    there = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+    there = manifests.rolling_update(live)
     kept = (there.get("maxSurge"), there.get("maxUnavailable"))
     return kept if kept in (SURGE, IN_PLACE) else IN_PLACE if gpus else SURGE
 
 
-def asks_room(service: InferenceService, observed: Observed, changes: bool, template: Object) -> Object | None:
-    """The spec of a pod of which it matters where it could go, and nobody looked; None where it does not matter."""
+def asks_room(
+    service: InferenceService, observed: Observed, changes: bool, template: Object
+) -> Sequence[Object] | None:
+    """The specs of a replica's pods, of which it matters where they could go, and nobody looked; None where it does not
+    matter.
+    """
     if service.rollout.strategy != "Auto" or service.suspend or observed.room is not None or service.resources.claims:
         return None
     matters = bool(service.resources.on_gpu and observed.rollout.ready) if changes else _waits_beside(observed)
-    return template["spec"] if matters else None
+    return manifests.pods_of(template) if matters else None
 
 
 def _may_give_way(service: InferenceService, observed: Observed) -> bool:
@@ -68,9 +73,9 @@ def _room(observed: Observed, template: Object) -> Room:
     """Where a pod could go; where nodes are none of our business, by what the pods that run are."""
     if observed.room is not None:
         return observed.room
-    spec = template.get("spec") or {}
     running = [pod.get("spec") or {} for pod in _live(observed) if pod.get("spec", {}).get("nodeName")]
-    return Room(spare=False, freed=any(takes_the_place_of(spec, old) for old in running))
+    specs = manifests.pods_of(template)
+    return Room(spare=False, freed=all(any(takes_the_place_of(spec, old) for old in running) for spec in specs))
 
 
 def _waits_beside(observed: Observed) -> bool:
@@ -83,4 +88,4 @@ def _waits_beside(observed: Observed) -> bool:
 
 
 def _live(observed: Observed) -> list[Object]:
-    return [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
+    return [pod for pod in observed.serving_pods if not is_terminating(pod) and not is_finished(pod)]

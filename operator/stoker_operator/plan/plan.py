@@ -9,7 +9,7 @@ Knows nothing of how actions are carried out or how a status is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -34,10 +34,12 @@ from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.follow.decide import FollowPlan, plan_follow
+from stoker_operator.plan.groups.around import has_groups, meeting_place, replaced, shared_secret
+from stoker_operator.plan.groups.restarts import Group, group_trouble, groups_of
 from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.nodes import NodesPlan, plan_nodes
 from stoker_operator.plan.pace import look_again, sooner
-from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, rotten, silence, warned
+from stoker_operator.plan.pods import graver, pods_finding, pods_that_count, rolled_out, rotten, silence, warned
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.sleep.decide import SleepPlan, plan_sleep
@@ -59,8 +61,8 @@ class Plan:
     that was given up. `rolling`: the current revision is on its way in place of one that served, `troubled` says
     whether with trouble; `generation` is the last one that reached the Deployment, 0 = none, `commit` the followed
     commit that did, and `follow` what is to be remembered of the revision that is followed; `alone`: what failed is its
-    own commit, which says nothing of other services. `asks_room` is the spec of a pod of which it matters where it
-    could go.
+    own commit, which says nothing of other services. `asks_room` are the specs of a replica's pods, of which it matters
+    where they could go; `groups` those that there are.
     """
 
     actions: tuple[Action, ...]
@@ -73,7 +75,7 @@ class Plan:
     rolled_out: str = ""
     previous: str = ""
     failed: str = ""
-    asks_room: Mapping[str, Any] | None = None
+    asks_room: Sequence[Mapping[str, Any]] | None = None
     asks_load: bool = False
     asks_gpu: bool = False
     asks_turn: bool = False
@@ -88,6 +90,7 @@ class Plan:
     nodes: NodesPlan = field(default_factory=NodesPlan)
     adapters: AdaptersPlan = field(default_factory=AdaptersPlan)
     canary: CanaryPlan = field(default_factory=CanaryPlan)
+    groups: tuple[Group, ...] = ()
 
     @property
     def asks_more(self) -> bool:
@@ -108,13 +111,15 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     sleep = plan_sleep(service, observed, now)
     service = staffed(service, sleep.stay)
+    groups = groups_of(service, observed, now)
     if cache.model is not None and not too_large and cache.rot is None:
-        rolling = plan_rollout(service, observed, settings, cache.model, now, sleep.no_pods)
+        rolling = plan_rollout(service, observed, settings, cache.model, now, sleep.no_pods, groups)
     else:
         rolling = plan_held(service, observed, sleep.no_pods)
     state = observed.rollout
     answered = _answered(service, observed)
-    trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(service, observed)
+    trouble = graver(first_trouble(pods_that_count(observed)), group_trouble(groups, observed))
+    trouble = trouble or silence(observed) or warned(service, observed)
     done = rolled_out(service, state, answered)
     pods = pods_finding(service, observed, rolling.workload, trouble, done)
     pods = nodes.finding if pods is not None and nodes.finding is not None else pods
@@ -143,13 +148,15 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             # Requests have another way before pods go.
             *sleep.actions,
             *rolling.workload,
+            *shared_secret(service, observed, rolling.workload),
             *rolling.records,
             *adapters.fetching,
             *scaling_actions(service, observed, settings, paused=sleep.paused),
             *canary.actions,
-            *endpoint_actions(service, observed, canary.share),
+            *endpoint_actions(service, observed, canary.share, grouped=has_groups(service, observed)),
             # Whoever asks them has another way before they go.
             *canary.ends,
+            *_replaced(service, observed, rolling, answered),
             *released,
         ),
         conditions=(
@@ -194,7 +201,15 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         nodes=nodes,
         adapters=adapters,
         canary=canary,
+        groups=groups,
     )
+
+
+def _replaced(service: InferenceService, observed: Observed, rolling: RolloutPlan, answered: str) -> list[Action]:
+    """The end of a workload that another one replaces, once that needs nothing more."""
+    if rolling.target is None or rolling.workload:
+        return []
+    return replaced(service, observed, rolling.target, answered, back=bool(rolling.failed))
 
 
 def _coming(follow: FollowPlan) -> list[CachePlan]:
@@ -208,9 +223,15 @@ def _fixed(service: InferenceService, observed: Observed, *, shared: bool) -> li
         (manifests.service_account(service), "the pods' identity, without rights"),
         (manifests.web_service(service, shared=shared), "the address that clients use"),
         (manifests.metrics_service(service), "the addresses that scrapers use"),
-        (manifests.disruption_budget(service), "one pod at a time may be evicted"),
+        (
+            manifests.disruption_budget(service, grouped=has_groups(service, observed)),
+            "one pod at a time may be evicted",
+        ),
     ]
-    return [action for manifest, why in wanted for action in ensure(observed.child(manifest), manifest, why)]
+    found: list[Action] = [
+        action for manifest, why in wanted for action in ensure(observed.child(manifest), manifest, why)
+    ]
+    return [*found, *meeting_place(service, observed)]
 
 
 def _answered(service: InferenceService, observed: Observed) -> str:

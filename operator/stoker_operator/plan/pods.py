@@ -18,11 +18,12 @@ from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Finding
 from stoker_operator.plan.cache import CachePlan
 from stoker_operator.plan.diagnose import Trouble
+from stoker_operator.plan.groups.restarts import waits_for
 from stoker_operator.plan.wording import counted, listed, short
 from stoker_operator.spec.service import InferenceService
 
 # What passes by itself, and does not make a service unready that has as many ready pods as it needs without this one.
-PASSING = ("PodRestarting", "PodNotReady", "CacheCorrupt", "PodWarns")
+PASSING = ("PodRestarting", "GroupRestarting", "PodNotReady", "CacheCorrupt", "PodWarns")
 
 
 def pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
@@ -30,8 +31,15 @@ def pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
     going.
     """
     current = observed.rollout.current
-    live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
+    live = [pod for pod in observed.serving_pods if not is_terminating(pod) and not is_finished(pod)]
     return [pod for pod in live if not current or template_hash(pod) == current]
+
+
+def graver(pod: Trouble | None, group: Trouble | None) -> Trouble | None:
+    """What to say of a pod's trouble and its group's: a container that ended is started again with its whole group."""
+    if group is None or (pod is not None and pod.reason not in (*PASSING, "CrashLoop", "OutOfMemory")):
+        return pod
+    return group
 
 
 def silence(observed: Observed) -> Trouble | None:
@@ -104,7 +112,7 @@ def pods_finding(
 
 def _held(service: InferenceService, observed: Observed, trouble: Trouble) -> str:
     """What a pod that waits for a node lacks and pods on the way out still hold; "" = nothing."""
-    leaving = [requests(pod.get("spec") or {}) for pod in observed.engine_pods if is_terminating(pod)]
+    leaving = [requests(pod.get("spec") or {}) for pod in observed.serving_pods if is_terminating(pod)]
     names = sorted(name for name in trouble.lacking if any(name in held for held in leaving))
     return listed(["GPU" if name == service.resources.gpu_resource else name for name in names], "and") if names else ""
 
@@ -118,17 +126,18 @@ def _troubled(trouble: Trouble) -> Finding:
 
 def _written(observed: Observed, workload: tuple[Action, ...], done: str) -> Finding:
     """The Deployment is written in this very reconcile: with another template, or another number of pods."""
-    [action] = workload
+    [action], unit = workload, observed.rollout.unit
     live = observed.child(action.manifest) if isinstance(action, Apply) else None
     if isinstance(action, Apply) and live is not None and done:
         wanted = int(action.manifest["spec"].get("replicas", observed.rollout.desired))
         if manifests.live_template_key(live) == manifests.live_template_key(action.manifest):
             if wanted > observed.rollout.total:
-                return Finding("PodsStarting", f"{counted(wanted, 'pod')} of revision {done} were just asked for.")
+                return Finding("PodsStarting", f"{counted(wanted, unit)} of revision {done} were just asked for.")
             if wanted < observed.rollout.total:
-                text = f"{counted(wanted, 'pod')} of revision {done} were just asked for"
-                return Finding("PodsStopping", f"{text}; {counted(observed.rollout.total, 'pod')} run.")
-    return Finding("RollingOut", "The Deployment was just written; its pods follow.")
+                text = f"{counted(wanted, unit)} of revision {done} were just asked for"
+                return Finding("PodsStopping", f"{text}; {counted(observed.rollout.total, unit)} run.")
+    written = action.manifest["kind"] if isinstance(action, Apply) else "Deployment"
+    return Finding("RollingOut", f"The {written} was just written; its pods follow.")
 
 
 def _not_taken_up(observed: Observed, done: str) -> Finding:
@@ -142,18 +151,23 @@ def _not_taken_up(observed: Observed, done: str) -> Finding:
 
 def _is_record_of_live(observed: Observed, template_hash: str) -> bool:
     """Whether the Deployment was last applied with the template of this revision."""
-    live = {manifests.live_template_key(item) for (kind, _), item in observed.children.items() if kind == "Deployment"}
+    kinds = ("Deployment", manifests.LEADER_WORKER_SET[1])
+    live = {manifests.live_template_key(item) for (kind, _), item in observed.children.items() if kind in kinds}
     return any(record.hash == template_hash and record.key in live for record in map(read_record, observed.revisions))
 
 
 def _unsettled(service: InferenceService, observed: Observed, done: str) -> Finding:
     state = observed.rollout
-    text = f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready"
+    text = f"{state.updated_ready} of {state.desired} {state.unit}s of revision {state.current} are ready"
+    text += waits_for(observed)
     old = state.total - state.updated
     if old:
         text += f"; {old} of an older revision still {'runs' if old == 1 else 'run'}"
     if state.terminating:
         text += f"; {state.terminating} {'is' if state.terminating == 1 else 'are'} on the way out"
+    pulling = sum(map(_pulls_the_model, pods_that_count(observed)))
+    if pulling:
+        text += f"; {counted(pulling, 'pod')} {'waits' if pulling == 1 else 'wait'} for the model's image to be pulled"
     if state.failed:
         return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
     reason = "RollingOut" if done != state.current or old else "PodsStarting"
@@ -176,3 +190,17 @@ def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     statuses = status.get("initContainerStatuses") or ()
     waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
     return status.get("phase") == "Pending" and "PodInitializing" in waiting
+
+
+def _pulls_the_model(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod's node is about to mount an image, and has made no container since."""
+    status = pod.get("status", {})
+    placed = any(
+        item["type"] == "PodReadyToStartContainers" and item["status"] == "True"
+        for item in status.get("conditions") or ()
+    )
+    waiting = [
+        (item.get("state") or {}).get("waiting", {}).get("reason") for item in status.get("containerStatuses") or ()
+    ]
+    mounts = any("image" in volume for volume in pod.get("spec", {}).get("volumes") or ())
+    return mounts and placed and "ContainerCreating" in waiting

@@ -1,4 +1,5 @@
-"""Plans the Deployment: its revision, how a change of it goes about the GPUs, and the way back from one that fails.
+"""Plans the workload, a Deployment or a LeaderWorkerSet: its revision, how a change of it goes about the GPUs, and the
+way back from one that fails.
 
 Invariants: pure. A revision is known by its pod template; the record of it (a ControllerRevision) says whether it ever
 served or was given up. Only a revision that never served is given up, and only for one that did: when its time is over,
@@ -16,10 +17,12 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.manifests.revision import Record, read_record
-from stoker_operator.observe.rollout import template_hash
+from stoker_operator.observe.rollout import Rollout, template_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Delete, Finding, ensure
 from stoker_operator.plan.diagnose import first_trouble
+from stoker_operator.plan.groups.around import lacks_kind
+from stoker_operator.plan.groups.restarts import Group, is_late
 from stoker_operator.plan.placing import IN_PLACE, asks_room, strategy
 from stoker_operator.plan.scaling import sets_replicas, wanted_replicas
 from stoker_operator.plan.turn import cause, is_default, waiting_words, waits
@@ -33,11 +36,12 @@ HOPELESS_AFTER = timedelta(seconds=90)
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What to do for the Deployment. `finding` is why its newest revision is not the one that runs, if it is not.
+    """What to do for the workload. `finding` is why its newest revision is not the one that runs, if it is not.
 
-    `reached`: the generation's own template, or the one it goes back to, is the Deployment's with this plan.
+    `reached`: the generation's own template, or the one it goes back to, is the workload's with this plan, and `target`
+    that workload, (kind, name).
     `waits` says what does not reach it yet, though nobody asked this service for it.
-    `asks_room`: the spec of a pod of which it would change the plan where it could go, and nobody looked.
+    `asks_room`: the specs of a replica's pods, of which it would change the plan where they could go; nobody looked.
     """
 
     workload: tuple[Action, ...] = ()
@@ -45,12 +49,13 @@ class RolloutPlan:
     finding: Finding | None = None
     previous: str = ""
     failed: str = ""
-    asks_room: Object | None = None
+    asks_room: Sequence[Object] | None = None
     asks_load: bool = False
     asks_turn: bool = False
     waiting_since: str = ""
     waits: str = ""
     reached: bool = False
+    target: tuple[str, str] | None = None
 
 
 def plan_held(service: InferenceService, observed: Observed, no_pods: bool | None = None) -> RolloutPlan:
@@ -60,7 +65,7 @@ def plan_held(service: InferenceService, observed: Observed, no_pods: bool | Non
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
     current = observed.rollout.current
     held = RolloutPlan(previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""))
-    live = observed.children.get(("Deployment", service.name))
+    live = observed.workload(service)
     if live is None or "deletionTimestamp" in live["metadata"]:
         return held
     wanted = wanted_replicas(service, live, no_pods)
@@ -71,9 +76,10 @@ def plan_held(service: InferenceService, observed: Observed, no_pods: bool | Non
     key = manifests.live_template_key(live)
     template = next((record.template for record in records if record.key == key), None)
     variant = manifests.Variant(wanted, *IN_PLACE, template)
-    count = "pods are" if wanted is None else f"{wanted} pods are"
+    unit = observed.rollout.unit
+    count = f"{unit}s are" if wanted is None else f"{wanted} {unit}s are"
     why = f"{count} asked for; the revision stays until the next one can run"
-    return replace(held, workload=(Apply(manifests.held_deployment(service, live, variant), why, create=False),))
+    return replace(held, workload=(Apply(manifests.held_workload(service, live, variant), why, create=False),))
 
 
 def plan_rollout(
@@ -83,28 +89,41 @@ def plan_rollout(
     model: FetchedModel,
     now: datetime,
     no_pods: bool | None = None,
+    groups: Sequence[Group] = (),
 ) -> RolloutPlan:
-    """Decide on the Deployment, given its model. `no_pods`: whether the service is to sleep, None = it never does."""
-    live = observed.children.get(("Deployment", service.name))
+    """Decide on the workload, given its model. `no_pods`: whether the service is to sleep, None = it never does;
+    `groups` are those there are.
+    """
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
-    wanted = manifests.engine_template(service, settings, model)
+    wanted = manifests.revision_template(service, settings, model)
     key = manifests.template_key(wanted)
-    failed = _given_up(service, observed, records, key, now)
+    late = is_late(groups, key, manifests.group_progress_seconds(service, settings, model), now)
+    failed = _given_up(service, observed, records, key, now, late=late)
     good = next((record for record in reversed(records) if record.served and record.key != key), None)
     back = good if failed is not None and service.rollout.auto_rollback else None
     template = back.template if back is not None else wanted
-    changes = live is not None and manifests.live_template_key(live) != manifests.template_key(template)
+    target = manifests.workload_key(service, template)
+    live = observed.children.get(target)
+    running = live if live is not None else observed.workload(service)
+    changes = running is not None and manifests.live_template_key(running) != manifests.template_key(template)
+    lacking = lacks_kind(observed) if manifests.is_group(template) else None
+    if lacking is not None:
+        return replace(plan_held(service, observed, no_pods), finding=lacking)
     if changes and back is None:
         waiting = _wait_for_idle(service, observed, now, no_pods)
         if waiting is not None:
             return waiting
-        if live is not None and waits(service, observed):
-            words = waiting_words(observed, cause(service, live, settings))
+        if running is not None and waits(service, observed):
+            words = waiting_words(observed, cause(service, running, settings))
             held = plan_held(service, observed, no_pods)
             return replace(held, waits=words, asks_turn=observed.turn is None)
+        if service.rollout.paused and (live is None or manifests.is_group(template)):
+            # A Deployment has a pause of its own.
+            held = plan_held(service, observed, no_pods)
+            return replace(held, finding=_finding(service, observed, records, key, None, None))
     surge, unavailable = strategy(service, observed, live, changes, template)
     variant = manifests.Variant(wanted_replicas(service, live, no_pods), surge, unavailable, template)
-    manifest = manifests.deployment(service, settings, model, variant)
+    manifest = manifests.workload_manifest(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
     if changes and back is None and live is not None and is_default(service):
         workload = tuple(replace(action, reason=cause(service, live, settings)) for action in workload)
@@ -118,6 +137,7 @@ def plan_rollout(
         failed=failed.hash if failed is not None and back is not None else "",
         asks_room=asks_room(service, observed, changes, template),
         reached=True,
+        target=target,
     )
 
 
@@ -139,7 +159,7 @@ def _wait_for_idle(
 
 
 def first_variant(service: InferenceService) -> manifests.Variant:
-    """What a Deployment is made with when there is none yet."""
+    """What a workload is made with when there is none yet."""
     return manifests.Variant(wanted_replicas(service, None), *strategy(service, Observed(), None, False, {}))
 
 
@@ -150,9 +170,10 @@ def _why(model: FetchedModel, back: Record | None) -> str:
 
 
 def _given_up(
-    service: InferenceService, observed: Observed, records: list[Record], key: str, now: datetime
+    service: InferenceService, observed: Observed, records: list[Record], key: str, now: datetime, *, late: bool
 ) -> Record | None:
     """The record of the wanted template if that failed earlier, or fails now: no pod of it ever became ready in time.
+    `late`: its groups were not; of a Deployment its own controller says so.
 
     Raised to life again by nobody but a person: see the finding's message.
     """
@@ -165,13 +186,22 @@ def _given_up(
     current = next((record for record in records if record.hash == state.current and record.key == key), None)
     if current is None or current.served:
         return None
-    pods = [pod for pod in observed.engine_pods if template_hash(pod) == state.current]
+    pods = [pod for pod in observed.serving_pods if template_hash(pod) == state.current]
     trouble = first_trouble(pods)
     # It went in place, and cannot run: the one that served comes back without waiting for the deadline.
     hopeless = trouble is not None and trouble.permanent and not state.ready and old_enough(pods, now)
-    if not state.deadline_exceeded and not hopeless:
+    if not state.deadline_exceeded and not late and not hopeless:
         return None
     return current.failing(trouble.said if trouble is not None else state.failed)
+
+
+def _number(records: list[Record], state: Rollout, known: Record | None) -> int:
+    """The current revision's number, above all others': a Deployment counts its own, a LeaderWorkerSet none, and
+    neither goes on where the other ended.
+    """
+    highest = max((record.number for record in records if record.hash != state.current), default=0)
+    number = max(state.number, known.number if known is not None else 0)
+    return number if number > highest else highest + 1
 
 
 def old_enough(pods: Sequence[Object], now: datetime) -> bool:
@@ -225,7 +255,8 @@ def _records(
         key = manifests.template_key(template)
         # A record's data never changes; of a revision that is gone back to, the spec says nothing.
         spec = known.spec if known is not None else service.written if failed is None else {}
-        now = Record(state.current, key, state.number, template, served, spec=spec)
+        number = _number(records, state, known)
+        now = Record(state.current, key, number, template, served, spec=spec)
         if known is None or known.key == key:
             manifest = manifests.record_manifest(service, now)
             why = f"revision {state.current} {'has served' if served else 'is being rolled out'}"

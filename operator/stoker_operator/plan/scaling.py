@@ -1,6 +1,6 @@
 """Plans the number of pods: who sets it, the object that does, and whether it has the series it needs.
 
-Invariants: pure. While an autoscaler owns the Deployment's `replicas`, the operator does not set it; until it does,
+Invariants: pure. While an autoscaler owns the workload's `replicas`, the operator does not set it; until it does,
 the operator holds the number that is there, inside min and max, so that taking up autoscaling or ending a suspension
 never drops running pods.
 Knows nothing of how the series are measured.
@@ -28,7 +28,7 @@ _ADVICE = (
 
 
 def wanted_replicas(service: InferenceService, live: Object | None, no_pods: bool | None = None) -> int | None:
-    """What the operator writes into the Deployment's `replicas`; None leaves it to others.
+    """What the operator writes into the workload's `replicas`; None leaves it to others.
 
     `no_pods`: whether the service is to sleep, None = it never does.
     """
@@ -68,13 +68,14 @@ def _wanted(
     service: InferenceService, observed: Observed, settings: Settings, paused: bool
 ) -> manifests.Manifest | None:
     scaling = service.autoscaling
-    # Two autoscalers on one Deployment fight: ours comes when the Deployment is there and goes with the spec.
-    if scaling is None or ("Deployment", service.name) not in observed.children:
+    # Two autoscalers on one workload fight: ours comes when the workload is there and goes with the spec.
+    live = observed.workload(service)
+    if scaling is None or live is None:
         return None
     if scaling.engine == "HPA" and "HorizontalPodAutoscaler" not in observed.without:
-        return manifests.pod_autoscaler(service, scaling)
+        return manifests.pod_autoscaler(service, scaling, live)
     if scaling.engine == "KEDA" and "ScaledObject" in observed.served and settings.prometheus_url:
-        return manifests.scaled_object(service, scaling, settings.prometheus_url, paused=paused)
+        return manifests.scaled_object(service, scaling, live, settings.prometheus_url, paused=paused)
     return None
 
 
@@ -103,7 +104,7 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
     if verdict["status"] == "True":
         return _active("True", "SeriesFound", _follows(scaling.floor, scaling.most, said))
     if verdict.get("reason") == "ScalingDisabled":
-        return _active("False", "ScaledToZero", "The Deployment's scale is 0, which autoscalers leave alone.")
+        return _active("False", "ScaledToZero", "The workload's scale is 0, which autoscalers leave alone.")
     if not observed.rollout.ready:
         return _active("False", "NoPodReady", "No pod is ready, so none has a queue to go by.")
     own = f"The built-in adapter: {observed.metrics_api}. " if observed.metrics_api and scaling.engine == "HPA" else ""

@@ -46,7 +46,8 @@ def waits(service: InferenceService, observed: Observed) -> bool:
 
 def cause(service: InferenceService, live: Object, settings: Settings) -> str:
     """Why the pods change, for the event."""
-    containers = live["spec"]["template"]["spec"]["containers"]
+    template = live["spec"].get("template") or live["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    containers = template["spec"]["containers"]
     images = {item["name"]: item["image"] for item in containers}
     if not service.runtime.image and images.get("engine") != settings.runtime_image:
         return f"the default runtime image is {settings.runtime_image} now"

@@ -28,6 +28,8 @@ _ADVICE = {
     "PodRefused": "look at the Job that the message names: a ResourceQuota, a LimitRange or a webhook",
     "PodRestarting": _BY_ITSELF,
     "PodNotReady": _BY_ITSELF,
+    "GroupRestarting": _BY_ITSELF,
+    "LeaderWorkerSetMissing": "install LeaderWorkerSet in the cluster, or set spec.resources.nodes to 1",
     "PodWarns": "do what the message says; the service goes on serving",
     "CacheCorrupt": _BY_ITSELF,
     "ChecksumMismatch": "nothing yet: it is tried again; if it stays, the source is wrong",

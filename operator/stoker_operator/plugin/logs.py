@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker_operator.manifests.identity import COMPONENT
+from stoker_operator.manifests.identity import COMPONENT, WORKER
 from stoker_operator.observe.rollout import is_finished, is_terminating
 from stoker_operator.plugin.place import Log, ready_of
 
@@ -29,13 +29,14 @@ def choose(service: Object, pods: Sequence[Object]) -> list[Log]:
     """Which logs to read, the gravest first; none where nothing has begun."""
     newest = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
     fetches = [pod for pod in newest if _part(pod) == "fetch"]
-    engines = [pod for pod in newest if _part(pod) == "engine" and not is_finished(pod)]
+    engines = [pod for pod in newest if _part(pod) in ("engine", WORKER) and not is_finished(pod)]
     if ready_of(service)["reason"] in _FETCHING and fetches:
         return [Log(fetches[0]["metadata"]["name"], "fetch")]
     troubled = [log for pod in engines for log in _troubled(pod)]
     if troubled and ready_of(service)["status"] != "True":
         return troubled
-    going_last = sorted(engines, key=is_terminating)
+    # Of a group the leader has the API's log; a worker's says what became of its ranks.
+    going_last = sorted(engines, key=lambda pod: (is_terminating(pod), _part(pod) == WORKER))
     return [Log(pod["metadata"]["name"], "engine") for pod in going_last if _began(pod, "engine")]
 
 

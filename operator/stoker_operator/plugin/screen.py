@@ -107,6 +107,7 @@ def _facts(service: Object, url: str) -> Iterator[str]:
     if fit:
         sums = f"{fit.get('requiredGiB')} of {fit.get('gpuGiB')} GiB on {fit.get('gpuProduct')}"
         yield from _row("memory", f"{fit.get('verdict')}: {sums}" if fit.get("gpuProduct") else str(fit.get("verdict")))
+    yield from _groups(status)
     yield from _adapters(status)
     yield from _row("url", url or str(status.get("url", "")))
     kept = {key: value for key, value in (status.get("revisions") or {}).items() if key in _REVISIONS}
@@ -115,7 +116,8 @@ def _facts(service: Object, url: str) -> Iterator[str]:
     yield from _row("sleep", " ".join(_sleep(status["sleep"])).rstrip(";")) if status.get("sleep") else ()
     scaling = status.get("scaling") or {}
     if scaling:
-        yield from _row("scaling", f"{scaling.get('desired')} pods wanted")
+        unit = "groups" if status.get("groups") else "pods"
+        yield from _row("scaling", f"{scaling.get('desired')} {unit} wanted")
     if canary := status.get("canary"):
         yield from _row("canary", _canary(canary))
     for item in status.get("conditions") or ():
@@ -136,6 +138,15 @@ def _sleep(sleep: Object) -> Iterator[str]:
         yield f"awake until {sleep['until']} at least;"
     if sleep.get("wakesAt"):
         yield f"its schedule has pods run at {sleep['wakesAt']};"
+
+
+def _groups(status: Object) -> Iterator[str]:
+    """The groups of pods that were made anew: how often, when and why."""
+    restarted = [each for each in status.get("groups") or () if each.get("restarts")]
+    for number, each in enumerate(restarted):
+        why = f": {each['why']}" if each.get("why") else ""
+        text = f"{each['index']} was made anew {each['restarts']} times, last at {each['restarted']}{why}"
+        yield from _row("" if number else "groups", text)
 
 
 def _adapters(status: Object) -> Iterator[str]:

@@ -51,9 +51,7 @@ def read_adapters(r: Reader, name_pattern: str, revision_pattern: str) -> tuple[
     return tuple(found)
 
 
-def adapter_problems(
-    adapters: Sequence[Adapter], served_names: Sequence[str], *, volume: bool, ranks: int
-) -> Iterator[str]:
+def adapter_problems(adapters: Sequence[Adapter], served_names: Sequence[str], *, volume: bool) -> Iterator[str]:
     """The CRD's rules across fields."""
     names = [adapter.name for adapter in adapters]
     for index, adapter in enumerate(adapters):
@@ -66,5 +64,3 @@ def adapter_problems(
         yield "spec.model.adapters: an adapter's name must be none of the model's own (model.servedNames)"
     if not volume:
         yield f"spec.model.adapters: {NO_VOLUME}"
-    if ranks > 1:
-        yield "spec.model.adapters: run on one rank, so far; leave parallelism out, or serve a merged model"

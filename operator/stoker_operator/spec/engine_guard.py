@@ -19,6 +19,9 @@ from stoker_operator.spec.engine_table import ALIASES, SETTINGS, SWITCHES, VLLM_
 
 _ADAPTERS = "set model.adapters"
 _TLS = "set endpoint.podTLS"
+_NODES = "set resources.nodes"
+# By which the nodes of a group know each other: no flag says it.
+NODE_SECRET = "STOKER_NODE_SECRET"
 PROTECTED: Mapping[str, str] = {
     "host": "the operator sets it",
     "port": "the operator sets it; endpoint.port is clients'",
@@ -39,6 +42,12 @@ PROTECTED: Mapping[str, str] = {
     "pipeline-parallel-size": "set parallelism.pipeline",
     "enable-expert-parallel": "set parallelism.expert",
     "data-parallel-size": "a pod runs one engine; set replicas, or autoscaling",
+    "nnodes": _NODES,
+    "node-rank": _NODES,
+    "master-addr": _NODES,
+    "master-port": _NODES,
+    "node-join-seconds": _NODES,
+    "node-secret-file": _NODES,
     "enable-lora": _ADAPTERS,
     "lora-modules": _ADAPTERS,
     "lora-modules-file": _ADAPTERS,
@@ -61,6 +70,12 @@ NEUTRAL: Mapping[str, str] = {
     "pipeline-parallel-size": "1",
     "enable-expert-parallel": "false",
     "data-parallel-size": "1",
+    "nnodes": "1",
+    "node-rank": "0",
+    "master-addr": "",
+    "master-port": "29501",
+    "node-join-seconds": "1800",
+    "node-secret-file": "",
     "enable-lora": "false",
     "lora-modules": "",
     "lora-modules-file": "",
@@ -84,7 +99,8 @@ _SPELLINGS = sorted({
     *(f"no-{name}" for name in SWITCHES if name in PROTECTED),
 })  # fmt: skip
 FLAG_PATTERN = f"^-+({'|'.join(name.replace('-', '[-_]') for name in _SPELLINGS)})(=|$)"
-VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{'|'.join(variable(name) for name in sorted(PROTECTED) if name != 'api-key')})$"
+_VARIABLES = [variable(name) for name in sorted(PROTECTED) if name != "api-key"]
+VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{NODE_SECRET}|{'|'.join(_VARIABLES)})$"
 
 
 def says(name: str, args: Sequence[str]) -> bool:

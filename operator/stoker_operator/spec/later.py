@@ -13,7 +13,6 @@ from typing import Any
 LATER = {
     "spec.runtime.warmup": "not supported: a pod is ready after a warm-up completion, always, so that no client waits "
     "for what it finds out",
-    "spec.resources.nodes": "not supported yet: a pod runs on one node",
     "spec.podTemplate.spec.hostNetwork": "not supported: pods meet the restricted Pod Security profile, always",
     "spec.podTemplate.spec.hostPID": "not supported: pods meet the restricted Pod Security profile, always",
     "spec.podTemplate.spec.hostIPC": "not supported: pods meet the restricted Pod Security profile, always",

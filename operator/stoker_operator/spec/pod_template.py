@@ -23,7 +23,7 @@ OUR_PATHS_PATTERN = r"^/(models|tmp|dev/shm|etc/stoker)(/|$)"
 OUR_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 # What the restricted profile lets a pod mount.
 VOLUME_KINDS = (
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret",
 )  # fmt: skip
 # Of the engine's own container; the rest of it is said elsewhere in the spec, or by the operator.
 OF_THE_ENGINE = ("name", "volumeMounts", "resources", "securityContext")

@@ -21,6 +21,8 @@ SPREAD: tuple[Mapping[str, Any], ...] = tuple(
 MOST_RANKS = 16
 LONGEST_RETAIN_SECONDS = 365 * 86400
 LONGEST_VERIFY_SECONDS = 365 * 86400
+# Relative, and nothing in it begins with a dot.
+IMAGE_PATH_PATTERN = r"^([A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*)?$"
 CLAIM_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 
@@ -28,10 +30,11 @@ _CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Per pod. Quantities are Kubernetes strings, "" = unset. `claims` (dynamic resource allocation) stand in place of
-    `gpus`, which is 0 then.
+    `gpus`, which is 0 then. `nodes`: so many pods, each on a node of its own, are one replica.
     """
 
     gpus: int
+    nodes: int = 1
     claims: tuple[Mapping[str, str], ...] = ()
     gpu_resource: str = "nvidia.com/gpu"
     gpu_products: tuple[str, ...] = ()
@@ -45,10 +48,15 @@ class Resources:
         """Whether a pod has a GPU, by whatever way."""
         return bool(self.gpus or self.claims)
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether a replica is a group of pods, and no pod alone."""
+        return self.nodes > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How a pod's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
+    """How a replica's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
 
     `expert`: they share a mixture's experts whole, and not each of them.
     """
@@ -85,8 +93,8 @@ class Cache:
     """The volume that holds the weights. "" = the operator's setting.
 
     `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one. Node
-    keeps a copy on each node's own disk (`prewarm`: on every node that pods may run on, before they do), None fetches
-    into each pod.
+    keeps a copy on each node's own disk (`prewarm`: on every node that pods may run on, before they do), Image mounts
+    an image of a registry (`image_path`: where in it the model is, "" = as it says itself), None fetches into each pod.
     `existing_claim` is a claim of the user's to publish on. `retain`: seconds that a volume outlives its last use.
     `verify_every`: seconds between two scheduled verifications, where `verify` is Scheduled.
     """
@@ -100,6 +108,8 @@ class Cache:
     retain: int = 0
     verify_every: int = 86400
     prewarm: bool = False
+    image_path: str = ""
+    pull_policy: str = "IfNotPresent"
 
     @property
     def has_volume(self) -> bool:
@@ -111,6 +121,7 @@ def read_resources(r: Reader) -> Resources:
     """spec.resources."""
     resources = Resources(
         gpus=r.integer("gpus", least=0, most=MOST_RANKS, required="claims" not in r.raw),
+        nodes=r.integer("nodes", default=1, least=1, most=MOST_RANKS),
         claims=_claims(r),
         gpu_resource=r.text(
             "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
@@ -161,8 +172,10 @@ def read_parallelism(r: Reader) -> Parallelism:
 
 def parallelism_problems(parallelism: Parallelism, resources: Resources) -> list[str]:
     """What of the two does not go together. A claim may hold any number of GPUs; on CPUs a rank is a process."""
-    if resources.gpus and parallelism.ranks != resources.gpus:
-        return ["spec.parallelism: tensor times pipeline must be resources.gpus"]
+    if resources.gpus and parallelism.ranks != resources.gpus * resources.nodes:
+        return ["spec.parallelism: tensor times pipeline must be resources.gpus times resources.nodes"]
+    if parallelism.ranks % resources.nodes:
+        return ["spec.parallelism: tensor times pipeline must be a multiple of resources.nodes"]
     if parallelism.ranks > MOST_RANKS:
         return [f"spec.parallelism: tensor times pipeline must be at most {MOST_RANKS}"]
     return []
@@ -216,17 +229,19 @@ def _spread(r: Reader) -> tuple[Mapping[str, Any], ...]:
 
 def read_cache(r: Reader) -> Cache:
     """spec.cache."""
-    pvc = r.mapping("pvc")
+    pvc, image = r.mapping("pvc"), r.mapping("image")
     cache = Cache(
         storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
         size=pvc.quantity("size"),
         access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
         verify=r.choice("verify", ("OnDownload", "Always", "Scheduled")),
-        mode=r.choice("mode", ("Auto", "PVC", "Node", "None")),
+        mode=r.choice("mode", ("Auto", "PVC", "Node", "Image", "None")),
         existing_claim=pvc.text("existingClaim", pattern=DNS_NAME_PATTERN, longest=253),
         retain=r.duration("retain", 0, most=LONGEST_RETAIN_SECONDS),
         verify_every=r.duration("verifyEvery", 86400, least=60, most=LONGEST_VERIFY_SECONDS),
         prewarm=r.boolean("prewarm"),
+        image_path=image.text("path", pattern=IMAGE_PATH_PATTERN, longest=512),
+        pull_policy=image.choice("pullPolicy", ("IfNotPresent", "Always", "Never")),
     )
     r.problems.extend(_mode_problems(cache, r.path))
     if "verifyEvery" in r.raw and cache.verify != "Scheduled":
@@ -237,8 +252,10 @@ def read_cache(r: Reader) -> Cache:
         )
     if cache.existing_claim and {"storageClassName", "size"} & pvc.raw.keys():
         r.problems.append(f"{r.path}.pvc: existingClaim has its own class and size")
-    pvc.finish()
-    r.finish()
+    if "image" in r.raw and cache.mode != "Image":
+        r.problems.append(f"{r.path}.image: needs mode Image")
+    for part in (pvc, image, r):
+        part.finish()
     return cache
 
 
@@ -248,7 +265,9 @@ def _mode_problems(cache: Cache, path: str) -> list[str]:
     own = cache.storage_class_name or cache.existing_claim or cache.access_mode != "ReadWriteOnce"
     if not cache.has_volume and (own or cache.retain):
         found.append(f"{path}: of pvc, mode Node and None take size alone, and nothing is retained")
-    if not cache.has_volume and cache.verify == "Scheduled":
+    if cache.mode == "Image" and (cache.size or cache.verify != "OnDownload"):
+        found.append(f"{path}: mode Image takes neither pvc nor verify: nodes keep images, and check what they pull")
+    elif not cache.has_volume and cache.verify == "Scheduled":
         found.append(f"{path}.verify: only a cache volume is verified on schedule")
     if cache.mode == "None" and cache.verify == "Always":
         found.append(f"{path}.verify: mode None verifies what each pod fetches; leave it out")
@@ -267,4 +286,6 @@ def cache_problems(cache: Cache, scheme: str) -> list[str]:
         found.append(
             "spec.cache: a pvc:// model is served where it lies; pvc and retain need mode: PVC, which copies it"
         )
+    if cache.mode == "Image" and scheme != "oci":
+        found.append("spec.cache.mode: Image mounts an image of a registry; write model.uri as oci://registry/name:tag")
     return found

@@ -126,6 +126,11 @@ class InferenceService:
         return replace(self, model=replace(self.model, revision=commit or self.model.asked))
 
     @property
+    def pod_ranks(self) -> int:
+        """Processes of the engine that compute in one pod."""
+        return self.parallelism.ranks // self.resources.nodes
+
+    @property
     def as_canary(self) -> InferenceService:
         """The same service with its canary in the place of what is stable; itself where it has none."""
         if self.canary is None:
@@ -257,8 +262,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
         found.append("spec.model.serviceAccountName: only object stores know identities")
-    if model.update_policy == "Follow" and not service.cache.has_volume:
-        found.append("spec.model.updatePolicy: Follow needs a cache volume, cache.mode Auto or PVC")
+    if model.update_policy == "Follow" and service.cache.mode in ("Node", "None"):
+        found.append("spec.model.updatePolicy: Follow needs a cache volume or an image, cache.mode Auto, PVC or Image")
     if model.service_account and service.cache.mode == "None":
         found.append("spec.model.serviceAccountName: with cache.mode None pods fetch, and they have no identity")
     if model.endpoint and not (model.in_store or model.scheme in (*HUBS, "oci")):
@@ -266,10 +271,11 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if model.revision != "main" and model.scheme not in HUBS:
         found.append("spec.model.revision: only hf:// and modelscope:// sources have revisions")
     if model.adapters is not None:
-        names, ranks = service.served_names, service.parallelism.ranks
-        found.extend(adapter_problems(model.adapters, names, volume=_shared_volume(service), ranks=ranks))
+        found.extend(adapter_problems(model.adapters, service.served_names, volume=_shared_volume(service)))
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
+    if service.cache.mode == "Image" and (model.allow or model.ignore or model.sha256):
+        found.append("spec.model: with cache.mode Image the image is mounted whole; leave files and sha256 out")
     if resources.gpu_products and not resources.on_gpu:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
@@ -278,6 +284,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if service.observability.otlp_endpoint and engine_guard.says("otlp-traces-endpoint", service.runtime.args):
         found.append("spec.observability.otlpEndpoint: runtime.args has --otlp-traces-endpoint too; give one of them")
     found.extend(parallelism_problems(service.parallelism, resources))
+    if resources.spans_nodes and service.cache.access_mode == "ReadWriteOncePod":
+        found.append("spec.cache.pvc.accessMode: ReadWriteOncePod has no room for a second node's pod")
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
@@ -300,6 +308,8 @@ def _canary_problems(service: InferenceService, known: list[str]) -> list[str]:
         return []
     if not service.cache.has_volume:
         return ["spec.canary: needs a cache volume, cache.mode Auto or PVC"]
+    if service.resources.spans_nodes:
+        return ["spec.canary: not beside resources.nodes of more than 1; change the spec, which goes group by group"]
     if service.canary.model is not None and service.model.adapters is not None:
         text = "not beside spec.model.adapters, which lie on the volume of the stable model; canary.runtime can be"
         return [f"spec.canary.model: {text}"]

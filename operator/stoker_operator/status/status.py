@@ -38,6 +38,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         "observedGeneration": service.generation,
         "url": manifests.public_url(service),
         **_counts(state),
+        **_gpus(service, state),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(manifests.selector(service).items())),
         "cache": _cache(observed, plan),
         "conditions": conditions(service.status, plan.conditions, service.generation, now),
@@ -74,6 +75,8 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         status["sleep"] = _sleep(service, observed, plan.sleep, sleep, now)
     if plan.canary.status:
         status["canary"] = dict(plan.canary.status)
+    if plan.groups:
+        status["groups"] = [group.status() for group in plan.groups]
     if plan.fit is not None:
         status["fit"] = _fit(plan.fit)
     return status
@@ -99,6 +102,12 @@ def _counts(state: Rollout) -> Status:
         "updatedReplicas": state.updated,
         "terminatingReplicas": state.terminating,
     }
+
+
+def _gpus(service: InferenceService, state: Rollout) -> Status:
+    """Those of all replicas; how many a claim brings, nobody here knows."""
+    wanted = service.resources
+    return {} if wanted.claims else {"gpus": wanted.gpus * wanted.nodes * state.total}
 
 
 def _fit(fit: Fit) -> dict[str, Any]:

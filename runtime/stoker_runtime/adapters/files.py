@@ -1,7 +1,8 @@
 """Reads a PEFT folder into host memory, laid out as the device wants it.
 
 Invariants: every tensor of the file has a place and every module that the configuration targets has its tensors, of the
-right shapes, before anything is kept; otherwise a ModelError names the file and the tensor. The scale is part of B.
+right shapes, before anything is kept; otherwise a ModelError names the file and the tensor. The scale is part of B. A
+rank reads its part of its own layers' tensors, and their shapes; those of other layers are for others to check.
 May be called from any thread. Knows nothing of slots and devices.
 """
 
@@ -23,7 +24,7 @@ from stoker_runtime.errors import ModelError
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 HEAD = "lm_head"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = ("F32", "BF16", "F16", "F64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def read_adapter(
         raise ModelError(f"{folder}: there is no {WEIGHTS}.{hint}")
     try:
         with safe_open(file, "pt") as weights:
-            pairs = _pairs(file, config, layout, set(weights.keys()))
+            pairs = _pairs(file, config, layout.model, set(weights.keys()))
             rank = max(pair.rank for pair in pairs.values())
             if rank > max_rank:
                 raise ModelError(
@@ -134,24 +135,32 @@ def _tensor_names(layout: AdapterLayout, module: str) -> tuple[str, str]:
 def _fill(file: Path, weights: Any, place: Place, pairs: dict[str, _Pair], lines: Tensor) -> int:
     """Write the matrices of one place; the highest rank of its pieces. Raises ModelError for a wrong shape."""
     highest, row = 0, 0
-    for piece, (module, rows) in enumerate(zip(place.modules, place.rows, strict=True)):
-        if (pair := pairs.get(module)) is not None:
-            a = _tensor(file, weights, pair.a, (pair.rank, place.columns))
-            b = _tensor(file, weights, pair.b, (rows, pair.rank))
-            start = place.a + piece * place.width
+    for index, piece in enumerate(place.pieces):
+        rows = len(piece.rows)
+        if (pair := pairs.get(piece.module)) is not None:
+            ranks = range(pair.rank)
+            a = _tensor(file, weights, pair.a, (pair.rank, piece.shape[1]), (ranks, piece.columns))
+            b = _tensor(file, weights, pair.b, (piece.shape[0], pair.rank), (piece.rows, ranks))
+            start = place.a + index * place.width
             lines[: pair.rank, start : start + place.columns] = a
             start = place.b + row
-            lines[: pair.rank, start : start + rows] = (b.float() * (pair.scale * place.factor)).T
+            scaled = lines[: pair.rank, start : start + rows]
+            scaled.copy_((b.float() * (pair.scale * place.factor)).T)
+            if not bool(torch.isfinite(scaled).all()):  # kernels multiply it with zeros, for tokens of others
+                raise ModelError(f"{file}: tensor {pair.b}, times its scale {pair.scale:g}, is beyond {lines.dtype}.")
             highest = max(highest, pair.rank)
         row += rows
     return highest
 
 
-def _tensor(file: Path, weights: Any, name: str, shape: tuple[int, int]) -> Tensor:
-    tensor: Tensor = weights.get_tensor(name)
-    if tuple(tensor.shape) != shape or tensor.dtype not in DTYPES:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise ModelError(f"{file}: tensor {name} is {kind} {list(tensor.shape)}; this model takes {list(shape)}.")
+def _tensor(file: Path, weights: Any, name: str, shape: tuple[int, int], window: tuple[range, range]) -> Tensor:
+    """The `window` of a tensor that has to be of this `shape`."""
+    stored = weights.get_slice(name)
+    if tuple(stored.get_shape()) != shape or stored.get_dtype() not in DTYPES:
+        given = f"{stored.get_dtype()} {list(stored.get_shape())}"
+        raise ModelError(f"{file}: tensor {name} is {given}; this model takes {list(shape)}.")
+    rows, columns = window
+    tensor: Tensor = stored[rows.start : rows.stop, columns.start : columns.stop]
     if not bool(torch.isfinite(tensor).all()):
         raise ModelError(f"{file}: tensor {name} holds values that are not finite.")
     return tensor

@@ -9,12 +9,13 @@ Knows nothing of names, and of who may have a slot.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from stoker_kernels.lora import LoraTarget, plan_tile, plan_tiles, scratch_elements
 from stoker_runtime.adapters.files import HostAdapter, read_adapter
-from stoker_runtime.adapters.layout import AdapterLayout
+from stoker_runtime.adapters.layout import AdapterLayout, ModelCut
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.parameter import ITEM_BYTES
@@ -26,15 +27,23 @@ log = logging.getLogger(__name__)
 class AdapterMemory:
     """`max_loras` slots of `max_lora_rank` lines each."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """`config` is resolved."""
-        self.layout = AdapterLayout.of(spec, embeddings=config.lora_embeddings)
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        cut: ModelCut | None = None,
+    ) -> None:
+        """`config` is resolved; `cut` made `spec` of a whole model."""
+        self.layout = AdapterLayout.of(spec, embeddings=config.lora_embeddings, cut=cut)
         self.slots = config.max_loras
         self.host_copies = config.host_loras
         self.max_rank = config.max_lora_rank
         self._dtype = dtype
         self._device = device
         self._hosts: dict[int, HostAdapter] = {}
+        self._thread: ThreadPoolExecutor | None = None
         line = self.layout.line
         # Zeros, not garbage: what a kernel masks out is never multiplied, but a NaN would show where one is not.
         self.slab = torch.zeros((self.slots, self.max_rank, line), dtype=dtype, device=device)
@@ -58,24 +67,37 @@ class AdapterMemory:
         pinned = self._device.type == "cuda"
         return read_adapter(path, self.layout, max_rank=self.max_rank, dtype=self._dtype, pinned=pinned)
 
+    def begin(self, number: int, path: str) -> Future[HostAdapter]:
+        """Have a thread `read` the folder of adapter `number`."""
+        del number
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        return self._thread.submit(self.read, path)
+
+    def poll(self) -> None:
+        """Called now and then while folders are being read, between steps."""
+
     def keep(self, number: int, adapter: HostAdapter) -> None:
         """Hold the host's copy of adapter `number`."""
         self._hosts[number] = adapter
 
     def drop(self, number: int) -> None:
-        """Let go of the host's copy."""
-        del self._hosts[number]
+        """Let go of what was read for adapter `number`, whether it was kept or not."""
+        self._hosts.pop(number, None)
 
     def read_again(self) -> None:
         """Read the host's copies from their folders again. One whose folder is gone, or no adapter any more, stays."""
+        self._hosts.update((number, fresh) for number, fresh in self._read_anew().items() if number in self._hosts)
+
+    def _read_anew(self) -> dict[int, HostAdapter]:
+        """The host's copies once more, of folders that are as they should be."""
+        found = {}
         for number, adapter in list(self._hosts.items()):
             try:
-                fresh = self.read(adapter.path)
+                found[number] = self.read(adapter.path)
             except ModelError as error:
                 log.warning("an adapter could not be read again and stays as it was: %s", error.message)
-                continue
-            if number in self._hosts:
-                self._hosts[number] = fresh
+        return found
 
     def load(self, number: int, slot: int) -> None:
         """Copy adapter `number` from the host to `slot`, in the order of the steps, without waiting."""

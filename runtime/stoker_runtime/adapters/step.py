@@ -87,6 +87,6 @@ class AdapterStep:
         return self.of_rows(rows)
 
     def _plan(self, adapters: Tensor, room: LoraPlan) -> LoraPlan:
-        plan = room.of(len(adapters), self._memory.slots)
+        plan = room.of(adapters, self._memory.slots)
         group_tokens(adapters, self._memory.slots, plan)
         return plan

@@ -10,18 +10,17 @@ Invariants: the executor and step loop measured are the ones that serve. Knows n
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import multiprocessing
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.engine_flags import engine_config, parser, peer_key, sampling_params
@@ -42,7 +41,7 @@ from stoker_runtime.bench.verify import (
 )
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import StokerError
+from stoker_runtime.errors import EngineDeadError, StokerError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.ranks.build import build_executor
@@ -52,6 +51,8 @@ from stoker_runtime.request import EngineStats, SamplingParams
 SHORT_WARMUP_ABOVE = 64
 SHORT_WARMUP_TOKENS = 64
 VERIFIED_PROMPTS = 3
+# How long ranks that have told their rows may take to leave each other.
+ENDS_WITHIN = 10.0
 VERIFIED_TOKENS = 1200
 
 
@@ -160,13 +161,11 @@ def check(
 
 
 def check_whole(config: EngineConfig, timed: Sequence[tuple[Row, Round]], tolerance: Tolerance) -> list[Row]:
-    """The rows with their verdicts, by a model of one rank that is loaded for it: the ranks' memory is free again.
+    """The rows with their verdicts, by a model of one rank that is loaded for it.
 
     Raises:
         ConfigError: the whole model does not fit one device.
     """
-    gc.collect()
-    torch.cuda.empty_cache()
     alone = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, enable_expert_parallel=False)
     whole = build_executor(replace(alone, disable_custom_all_reduce=False, enforce_eager=True))
     rows = [
@@ -182,21 +181,16 @@ def main(argv: list[str]) -> int:
     try:
         config = engine_config(args)
         began = time.perf_counter()
+        if config.ranks > 1 and not (args.structured or args.json_schema):
+            return report_of_ranks(args, config)
         executor = build_executor(config)
         if args.structured or args.json_schema:
             return structured_mode.report(args, executor)
-        if config.ranks == 1:
-            executor.capture()
-        while config.ranks > 1 and executor.idle():  # which all ranks do
-            pass
+        executor.capture()
         took = time.perf_counter() - began
-        if config.ranks == 1:
-            with tempfile.TemporaryDirectory(prefix="stoker-adapters-") as folder:
-                adapters = write_adapters(executor.decoder.spec, args.adapters, args.max_lora_rank, Path(folder))
-                return report(args, executor, took, adapters)
-        held = [executor]
-        del executor
-        return report_of_ranks(args, held, took)
+        with tempfile.TemporaryDirectory(prefix="stoker-adapters-") as folder:
+            adapters = write_adapters(executor.decoder.spec, args.adapters, args.max_lora_rank, Path(folder))
+            return report(args, executor, took, adapters)
     except StokerError as error:
         sys.stderr.write(f"stoker bench: {error.message}\n")
         return 2
@@ -215,24 +209,62 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float, a
     return conclude(args, rows)
 
 
-def report_of_ranks(args: argparse.Namespace, held: list[Executor], start_seconds: float) -> int:
-    """As `report`, of several ranks: `held` has their leader alone, and is empty once all rows were timed."""
-    executor = held.pop()
-    config = executor.config
-    key, params = peer_key(args, config), sampling_params(args)
-    described, tolerance = introduce(executor, start_seconds), tolerance_of(args, config)
-    timed: list[tuple[Row, Round]] = []
-    for work in works(args):
-        timed.append(time_row(executor, work, key, params))
-        print_table([timed[-1][0]], header=len(timed) == 1)
-    executor.close()
-    del executor
+def report_of_ranks(args: argparse.Namespace, config: EngineConfig) -> int:
+    """As `report`, of several ranks. They live in processes that end before the whole model is loaded, by which their
+    rows are checked.
+    """
+    described, start_seconds, timed = time_apart(args, config)
     print("# checked against the whole model on one device:")
-    rows = check_whole(config, timed, tolerance)
+    rows = check_whole(config, timed, tolerance_of(args, config))
     print_table(rows, header=True)
     if args.json:
         args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))
     return conclude(args, rows)
+
+
+def time_apart(
+    args: argparse.Namespace, config: EngineConfig
+) -> tuple[dict[str, str], float, list[tuple[Row, Round]]]:
+    """What the ranks say of themselves, the seconds until they were ready, and their rows, nothing of which is checked.
+
+    Raises:
+        StokerError: what ended them.
+    """
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    leader = multiprocessing.get_context("spawn").Process(target=_time_ranks, args=(args, config, theirs))
+    leader.start()
+    theirs.close()
+    try:
+        told = ours.recv()
+    except EOFError:
+        told = EngineDeadError(f"The ranks ended with exit status {leader.exitcode}.")
+    leader.join(ENDS_WITHIN)
+    leader.kill()  # and with it every rank
+    leader.join()
+    if isinstance(told, StokerError):
+        raise told
+    found: tuple[dict[str, str], float, list[tuple[Row, Round]]] = told
+    return found
+
+
+def _time_ranks(args: argparse.Namespace, config: EngineConfig, told: Connection) -> None:
+    """The leader's process of `time_apart`."""
+    began = time.perf_counter()
+    try:
+        executor = build_executor(config)
+        while executor.idle():  # every graph, which all ranks capture
+            pass
+        took = time.perf_counter() - began
+        described = introduce(executor, took)
+        key, params = peer_key(args, executor.config), sampling_params(args)
+        timed = []
+        for work in works(args):
+            timed.append(time_row(executor, work, key, params))
+            print_table([timed[-1][0]], header=len(timed) == 1)
+        told.send((described, took, timed))
+        executor.close()
+    except StokerError as error:
+        told.send(error)
 
 
 def introduce(executor: Executor, start_seconds: float) -> dict[str, str]:
@@ -247,7 +279,7 @@ def introduce(executor: Executor, start_seconds: float) -> dict[str, str]:
 def tolerance_of(args: argparse.Namespace, config: EngineConfig) -> Tolerance:
     """What the flags allow a token to lose, else what the precision does."""
     tolerance = default_tolerance(config)
-    return replace(tolerance, one=args.epsilon) if args.epsilon else tolerance
+    return Tolerance(args.epsilon, tolerance.mean) if args.epsilon else tolerance
 
 
 def works(args: argparse.Namespace) -> Iterator[Work]:

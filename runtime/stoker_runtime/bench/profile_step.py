@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from stoker_runtime.bench.engine_mode import engine_config
-from stoker_runtime.bench.engine_mode import parser as engine_parser
+from stoker_runtime.bench.engine_flags import engine_config
+from stoker_runtime.bench.engine_flags import parser as engine_parser
 from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import StokerError

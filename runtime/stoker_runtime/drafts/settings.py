@@ -51,6 +51,11 @@ class Drafting:
     """A folder, a .gguf file or a name of the hub, of the model or head that drafts; "" where none does."""
     revision: str = ""
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether a head drafts, from the model's own states."""
+        return self.method in (EAGLE3, MTP)
+
     def verify_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """Rows of the widest verification where a step has at most so many sequences and tokens; 0: none fits."""
         widest = min(max_num_seqs * (self.tokens + 1), max(VERIFY_TOKENS, self.tokens + 1), max_num_batched_tokens)

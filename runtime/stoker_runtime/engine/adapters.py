@@ -1,6 +1,6 @@
 """The adapters that an engine serves: loaded and unloaded under their names while requests run.
 
-A folder is read by a thread of its own, and nothing is changed before it was read whole. The host holds a bounded
+A folder is read beside the steps, and nothing is changed before it was read whole. The host holds a bounded
 number of copies, least recently used given up first; one that is wanted again is read again, and the sequences that
 want it are held back until it is there.
 
@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,6 @@ class Adapters:
         self._reading: list[_Reading] = []
         self._held: list[Sequence] = []
         self._numbers = itertools.count(1)
-        self._thread: ThreadPoolExecutor | None = None
         if holder is not None:
             scheduler.on_end = self._ended
 
@@ -86,7 +85,7 @@ class Adapters:
                 param="lora_name",
             )
         adapter = Adapter(next(self._numbers), name, path, parent)
-        self._reading.append(_Reading(adapter, self._start(holder, path), told, replace))
+        self._reading.append(_Reading(adapter, holder.begin(adapter.number, path), told, replace))
 
     def load_now(self, name: str, path: str, parent: str = "", *, replace: bool = False) -> Adapter:
         """`load`, and wait for it. Raises what makes it fail."""
@@ -138,6 +137,8 @@ class Adapters:
 
         An `idle` loop waits a moment for one.
         """
+        if self._reading:
+            self._require().poll()
         if idle and self._reading:
             wait([each.future for each in self._reading], READ_WAIT_SECONDS, FIRST_COMPLETED)
         finished = [each for each in self._reading if each.future.done()]
@@ -158,7 +159,9 @@ class Adapters:
                 self._refuse(adapter, error, output)
             return
         if reading.told is None and adapter.number not in self._known:
-            return  # it was unloaded, and the last sequence that wanted it has ended
+            # It was unloaded, and the last sequence that wanted it has ended.
+            self._require().drop(adapter.number)
+            return
         if reading.told is not None:
             if (before := self.served.get(adapter.name)) is not None and reading.replaces:
                 self._retire(before)
@@ -166,6 +169,8 @@ class Adapters:
             log.info("adapter %s: %s, rank %d", adapter.name, adapter.path, reading.future.result().rank)
         if self._make_room():
             self._keep(adapter.number, reading.future.result())
+        else:
+            self._require().drop(adapter.number)
         if reading.told is not None:
             reading.told(None)
 
@@ -194,7 +199,7 @@ class Adapters:
         busy = sum(1 for number in self._copies if self._users[number]) + len(coming)
         for number in list(wanted)[: max(0, holder.host_copies - busy)]:
             adapter = self._known[number]
-            self._reading.append(_Reading(adapter, self._start(holder, adapter.path), None))
+            self._reading.append(_Reading(adapter, holder.begin(number, adapter.path), None))
 
     def _refuse(self, adapter: Adapter, error: StokerError, output: StepOutput) -> None:
         for sequence in [each for each in self._held if each.request.adapter == adapter.number]:
@@ -226,11 +231,6 @@ class Adapters:
     def _drop(self, number: int) -> None:
         del self._copies[number]
         self._require().drop(number)
-
-    def _start(self, holder: AdapterHolder, path: str) -> Future[Any]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
-        return self._thread.submit(holder.read, path)
 
     def _require(self) -> AdapterHolder:
         if self._holder is None:

@@ -236,6 +236,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """The newest heartbeat."""
+        self._ledger.stats.step_age = self._watchdog.stall
         return self._ledger.stats
 
     @property

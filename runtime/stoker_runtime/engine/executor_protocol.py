@@ -8,6 +8,7 @@ Knows nothing of sequences, policies or processes.
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from stoker_runtime.config import EngineConfig
@@ -59,16 +60,20 @@ class AdapterHolder(Protocol):
     slots: int
     host_copies: int
 
-    def read(self, path: str) -> HostCopy:
-        """Read a PEFT folder. Called from a thread of its own. Raises ModelError."""
+    def begin(self, number: int, path: str) -> Future[Any]:
+        """Begin to read a PEFT folder, beside the steps. The future gives a `HostCopy`, or raises a ModelError."""
+        ...
+
+    def poll(self) -> None:
+        """Called between steps while folders are being read: a future ends no sooner than that."""
         ...
 
     def keep(self, number: int, adapter: Any) -> None:
-        """Hold what `read` gave, under a number that batches name it by."""
+        """Hold what was read, under a number that batches name it by."""
         ...
 
     def drop(self, number: int) -> None:
-        """Let go of the host's copy; a slot that has it may be used on."""
+        """Let go of what was read, kept or not; a slot that has it may be used on."""
         ...
 
 

@@ -121,10 +121,11 @@ class EngineGroup:
             each.abort(request_ids)
 
     def stats(self) -> EngineStats:
-        """The numbers of the newest heartbeats, added up; lists are each engine's own."""
+        """The numbers of the newest heartbeats, added up, the oldest step's age; lists are each engine's own."""
         every = [each.stats() for each in self.engines]
         numbers = [each.name for each in fields(EngineStats) if not isinstance(each.default, tuple)]
-        return EngineStats(**{name: sum(getattr(stats, name) for stats in every) for name in numbers})
+        added = {name: sum(getattr(stats, name) for stats in every) for name in numbers}
+        return EngineStats(**added | {"step_age": max(stats.step_age for stats in every)})
 
     @property
     def open_requests(self) -> int:

@@ -54,6 +54,7 @@ from stoker_runtime.models.quantized_head import head_and_table, with_head
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
+from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
 from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
 from stoker_runtime.weights.load import load_weights
@@ -61,8 +62,11 @@ from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
 
+SamplerFactory = Callable[[int, int, torch.device], Sampler]
 # Decode sizes captured before ready; the rest follow while the engine idles or at the first step of their size.
 FIRST_GRAPHS = (1, 2, 4, 8)
+# What a rank decides by its machine, and all have to decide alike.
+DECIDED = ("dtype", "kv_cache_dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
 
 
 def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Executor | PoolingExecutor:
@@ -131,16 +135,15 @@ def _build(
         memory = device_memory(device, ahead.reserved if ahead else 0)
         unasked = keeps_unasked(config, spec, device.type)
         spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
-        config = resolve(
-            config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device)
-        )
+        config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
     refuse_head(config, device)
     refuse_variant(config, spec, device)
     refuse_kind(config, spec, device)
-    draft = read_draft_model(config, spec)
+    # Every rank has all of what drafts, and the leader's drafts count.
+    draft = read_draft_model(config, whole if rank else spec)
     if draft is not None:
         refuse_variant(draft.config, draft.spec, device)
         refuse_kind(draft.config, draft.spec, device)
@@ -149,16 +152,16 @@ def _build(
     if not config.batch_invariant:
         supply_tiles(device, gemm_weights(spec, config.dtype, config.quantization), tune=config.tune)
     if device.type == "cpu":
-        use_threads(config, weights_bytes, config.all_ranks)
+        use_threads(config, weights_bytes, config.local_ranks)
     host = plan_host(config, spec, free_host_memory, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
     plan = plan_memory(config, spec, memory, weights_bytes, state, beside)
     dtype = TORCH_DTYPES[config.dtype]
     if rank is not None:
         with phase("ranks", seconds):
-            rank.meet(whole, device, dtype)
+            rank.meet(whole, device, dtype, {name: str(getattr(config, name)) for name in DECIDED})
             # What the exchanges keep for themselves on a GPU is in use from now on.
-            plan = plan_memory(config, spec, device_memory(device), weights_bytes, state)
+            plan = plan_memory(config, spec, device_memory(device), weights_bytes, state, beside)
             # One scheduler counts for all.
             plan = replace(plan, pages=rank.collectives.least(plan.pages))
             host = replace(host, pages=rank.collectives.least(host.pages))
@@ -174,14 +177,18 @@ def _build(
     with phase("weights", seconds), torch.inference_mode():
         weights, *drafting = load(ahead)
     with phase("cache", seconds), torch.inference_mode():
-        if rank is None:
+        decoder: Decoder
+        adapters: AdapterMemory | None = None
+        if rank is None or cut is None:
             decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
+            sampler: SamplerFactory = Sampler
             adapters = AdapterMemory(config, spec, dtype, device) if config.enable_lora else None
-            drafter = open_drafter(draft, drafting[0], decoder, plan.pages) if draft else None
-            executor = make(config, decoder, plan, device, host, adapters=adapters, drafter=drafter)
         else:
             decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)
-            executor = make(config, decoder, plan, device, host, rank.sampler)
+            sampler = rank.sampler
+            adapters = rank.adapters(config, spec, dtype, device, cut) if config.enable_lora else None
+        drafter = open_drafter(draft, drafting[0], decoder, plan.pages) if draft else None
+        executor = make(config, decoder, plan, device, host, sampler, adapters=adapters, drafter=drafter)
     with phase("kernels", seconds):
         try:
             if device.type == "cuda":

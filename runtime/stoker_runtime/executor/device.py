@@ -37,8 +37,8 @@ def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 def open_rank_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """The device of one rank of one of the server's engines. Errors as `open_device`."""
-    own = config.data_parallel_rank * config.ranks + rank
-    return open_device(config.device, own if config.all_ranks > 1 else None, config.all_ranks)
+    own = (config.data_parallel_rank * config.ranks + rank) % config.local_ranks
+    return open_device(config.device, own if config.all_ranks > 1 else None, config.local_ranks)
 
 
 def open_device(name: str, index: int | None = None, count: int = 1) -> torch.device:
@@ -56,7 +56,7 @@ def open_device(name: str, index: int | None = None, count: int = 1) -> torch.de
         return torch.device("cpu")
     if torch.cuda.device_count() < count:
         raise ConfigError(
-            f"tensor_parallel_size · pipeline_parallel_size · data_parallel_size is {count}, but "
+            f"tensor_parallel_size · pipeline_parallel_size · data_parallel_size, of one node, is {count}, but "
             f"{torch.cuda.device_count()} CUDA devices are visible; lower one of them, or give the server more GPUs.",
             param="tensor_parallel_size",
         )

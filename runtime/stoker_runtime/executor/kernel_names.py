@@ -18,13 +18,20 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import Parameter, Role, stored_kind
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.layout import TORCH_DTYPES
 
 PARAM = "batch_invariant"
 # How weights may rest: what else there is, is multiplied by kernels that choose by the number of tokens.
-KINDS = {"cuda": ("dense", "fp8_channel"), "cpu": ("dense", "fp8_channel", "fp8_block")}
-OPS = ("linear", "linear_silu_mul", "paged_attention", "qk_norm_rope_kv_write", "rms_norm", "embed", "token_logprobs")
+KINDS = {
+    "cuda": ("dense", "fp8_channel", "int4", "int8"),
+    "cpu": ("dense", "fp8_channel", "fp8_block", "int4", "int8"),
+}
+EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8, EXPERTS_KIND: torch.uint8}
+"""Likewise of experts, with the type that their kernels are chosen by; None: the model's."""
+OPS = ("linear", "linear_silu_mul", "rms_norm", "embed", "token_logprobs")
+ATTENTION, LATENTS = ("paged_attention", "qk_norm_rope_kv_write"), ("latent_attention", "latent_rope_write")
 
 
 def kernels_in_use(spec: ModelSpec, device: torch.device, kv_dtype: torch.dtype) -> dict[str, str]:
@@ -75,11 +82,9 @@ def refuse_kind(config: EngineConfig, spec: ModelSpec | EncoderSpec, device: tor
         reason = dispatch.refusal(op, device, dtype) if op else None
         if reason is not None:
             asked = "isq" if config.isq != "none" else "quantization"
-            # Experts are not multiplied in four bits but of their own kind.
-            four = "" if spec.moe else f", or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4)"
             raise ConfigError(
                 f"{each.name} rests in {kind}, which this GPU does not multiply: {reason}. {newer}; on this one "
-                f"serve weights in 16 bits{four}.",
+                f"serve weights in 16 bits, or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4).",
                 param="model" if spec.checkpoint is not None else asked,
             )
 
@@ -100,8 +105,6 @@ def refuse_settings(config: EngineConfig) -> None:
         return
     clashes = (
         (config.enable_lora, "enable_lora", "a step with an adapter runs other kernels than one without"),
-        (config.ranks > 1, "tensor_parallel_size and pipeline_parallel_size above 1",
-         "sums over ranks are taken in an order that depends on their size"),
         (config.runner == "pooling", "runner pooling", "it serves models that generate"),
         (bool(config.kernels), "kernel", "it chooses the implementation of every op itself"),
         (config.tune, "tune", "its tiles are the same for any number of tokens"),
@@ -115,30 +118,43 @@ def refuse_variant(config: EngineConfig, spec: ModelSpec, device: torch.device) 
     """Raises ConfigError for a model, or a device, that has no batch-invariant kernels. `config` is resolved."""
     if not config.batch_invariant:
         return
-    for given, what in (
-        (spec.moe is not None, "mixtures of experts"),
-        (spec.latent is not None, "latent attention"),
-        (spec.recurrent is not None, "layers with a state"),
-    ):
-        if given:
-            _refuse(f"{what} ({spec.architecture}) so far")
+    if spec.recurrent is not None:
+        _refuse(f"layers with a state ({spec.architecture}) so far")
     dense = TORCH_DTYPES[config.dtype]
+    needed = {(op, dense) for op in (*OPS, *(LATENTS if spec.latent is not None else ATTENTION))}
     for each in spec.parameters():
         kind = stored_kind(each, config.quantization)
-        if kind not in KINDS[device.type]:
+        if each.role is Role.EXPERTS and kind in EXPERT_KINDS:
+            needed |= {("route", dense), ("experts", EXPERT_KINDS[kind] or dense)}
+            continue
+        if kind not in KINDS[device.type] or each.role is Role.EXPERTS:
             _refuse(f"weights in {kind} ({each.name}) so far")
-        multiplied = each.role in (Role.LINEAR, Role.HEAD) or (each.role is Role.EMBEDDING and spec.shares_table)
-        if device.type == "cuda" and multiplied and each.name != "positions":
-            rows, columns = each.shape
-            reason = shape_refusal(rows, columns, dense if kind == "dense" else FP8)
-            if reason is not None:
-                _refuse(f"{each.name} {list(each.shape)}: {reason}")
+        _refuse_shape(spec, each, kind, device, dense)
+        if kind in ("int4", "int8"):
+            needed.add(("integer_linear", dense))
+        elif kind != "dense":
+            needed.add(("linear", FP8))
+    demanded = dispatch.invariance_demanded()
+    dispatch.demand_invariance(True)
     try:
-        dispatch.require(device, dense, OPS)
-        if config.quantization == "fp8" or config.quantize_head == "fp8":
-            dispatch.require(device, FP8, ("linear",))
+        for op, dtype in sorted(needed, key=str):
+            dispatch.require(device, dtype, (op,))
     except dispatch.KernelUnavailable as error:
         raise ConfigError(f"batch_invariant: {error}; leave --batch-invariant out.", param=PARAM) from error
+    finally:
+        dispatch.demand_invariance(demanded)
+
+
+def _refuse_shape(spec: ModelSpec, parameter: Parameter, kind: str, device: torch.device, dense: torch.dtype) -> None:
+    """Raises ConfigError for a matrix that a GPU multiplies in no batch-invariant way."""
+    multiplied = parameter.role in (Role.LINEAR, Role.HEAD, Role.ROUTER)
+    multiplied |= parameter.role is Role.EMBEDDING and spec.shares_table and parameter.name != "positions"
+    if device.type != "cuda" or not multiplied or kind in ("int4", "int8"):
+        return
+    rows, columns = parameter.shape
+    reason = shape_refusal(rows, columns, dense if kind == "dense" else FP8)
+    if reason is not None:
+        _refuse(f"{parameter.name} {list(parameter.shape)}: {reason}")
 
 
 def _refuse(what: str) -> None:

@@ -92,20 +92,30 @@ class EncoderPooler:
 
 
 class DecoderPooler:
-    """A decoder, the pages that one layer's keys and values take, and which of its states count."""
+    """A decoder, the pages that one layer's keys and values take, which of its states count, and, of one that scores,
+    what they are multiplied with: `score` fp32 `[hidden]`.
+    """
 
-    def __init__(self, decoder: Decoder, pooling: PoolingSpec, config: EngineConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pooling: PoolingSpec,
+        config: EngineConfig,
+        device: torch.device,
+        score: Tensor | None = None,
+    ) -> None:
         spec = decoder.spec
         self._decoder = decoder
         self._pooling = pooling
         self._page_size = config.page_size
+        self._score = score
         shape = (spec.caches, pooling_pages(config), spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self._kv = [tuple(torch.zeros(shape, dtype=decoder.dtype, device=device))] * spec.num_layers
         self._workspace = attention_workspace(1, spec.heads, spec.attended_dim, device)
         self.architecture = spec.architecture
         self.vocab = spec.vocab
-        self.size = spec.hidden
+        self.size = spec.hidden if score is None else 1
 
     def __call__(self, texts: Texts, rows: tuple[PoolRow, ...]) -> Tensor:
         """`Pooler`."""
@@ -119,7 +129,8 @@ class DecoderPooler:
             logits_rows=texts.starts[1:].long() - 1 if last_only else None,
         )
         hidden = self._decoder.forward(inputs, self._kv)
-        return hidden if last_only else pool_states(hidden, texts.starts, self._pooling.pooling)
+        pooled = hidden if last_only else pool_states(hidden, texts.starts, self._pooling.pooling)
+        return pooled if self._score is None else (pooled.float() @ self._score)[:, None]
 
     def kernels(self) -> dict[str, str]:
         """`Pooler`."""

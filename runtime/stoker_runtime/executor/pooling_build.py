@@ -13,7 +13,7 @@ import torch
 
 from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.errors import KernelUnavailableError, ModelError
+from stoker_runtime.errors import ConfigError, KernelUnavailableError, ModelError
 from stoker_runtime.executor.device import device_memory, gpu_bf16, open_rank_device, phase, pin_kernels
 from stoker_runtime.executor.kernel_names import refuse_kind
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
@@ -26,11 +26,13 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoders.encoder import Encoder
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.encoders.table import ENCODERS, build_encoder, encoder_name
-from stoker_runtime.models.pooling import PoolingSpec
+from stoker_runtime.models.pooling import PoolingSpec, Task, scoring_decoder
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.weights.encoder import load_encoder
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
+from stoker_runtime.weights.score_head import read_score_row
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,15 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
     """The spec of a model that pools: an encoder's, or a decoder's without its output head. Raises ModelError."""
     if encoder_name(source) is not None:
         return build_encoder(source)
-    given = [str(name) for name in source.config.get("architectures") or []]
+    spec = _decoder_spec(source)
+    scores = scoring_decoder(source) is not None
+    return replace(spec, tie_embeddings=True, head_bias=False, scores=scores)
+
+
+def _decoder_spec(source: ModelSource) -> ModelSpec:
+    """The spec of a decoder, with the output head that it generates with."""
+    scoring = scoring_decoder(source)
+    given = [str(name) for name in source.config.get("architectures") or []] if scoring is None else [scoring]
     # A decoder saved without its head is called Qwen3Model where the whole one is Qwen3ForCausalLM.
     names = [name.removesuffix("Model") + "ForCausalLM" if name.endswith("Model") else name for name in given]
     if not any(name in ARCHITECTURES for name in names):
@@ -52,7 +62,7 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
     spec = build_spec(replace(source, config={**source.config, "architectures": names}))
     if spec.recurrent is not None:
         raise ModelError(f"{source.name}: {spec.architecture} keeps a state for each sequence, and does not pool.")
-    return replace(spec, tie_embeddings=True, head_bias=False)
+    return spec
 
 
 def build_pooling_executor(
@@ -106,4 +116,21 @@ def _load(
         return EncoderPooler(Encoder(spec, load_encoder(source.path, spec, device, dtype, ahead)), pooling)
     weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-    return DecoderPooler(decoder, pooling, config, device)
+    score = None
+    if pooling.task is Task.SCORE:
+        answers = _answer_ids(config, pooling.answers) if pooling.answers else None
+        score = read_score_row(source, _decoder_spec(source), answers).to(device)
+    return DecoderPooler(decoder, pooling, config, device, score)
+
+
+def _answer_ids(config: EngineConfig, answers: tuple[str, str]) -> tuple[int, int]:
+    """The tokens of the answers. Raises ConfigError for one that the vocabulary lacks."""
+    tokenizer = Tokenizer.load(config.tokenizer or config.model)
+    no, yes = (tokenizer.token_to_id(each) for each in answers)
+    if no is None or yes is None:
+        lacking = answers[0] if no is None else answers[1]
+        raise ConfigError(
+            f"pooler_config's classifier_from_token names {lacking!r}, which is no token of {tokenizer.source}.",
+            param="pooler_config",
+        )
+    return no, yes

@@ -13,9 +13,10 @@ from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.models.block_parts import PLANE_SCRATCH
-from stoker_runtime.models.parameter import ITEM_BYTES, stored_kind
+from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.integer_scheme import IN_SITU
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
 
@@ -184,11 +185,9 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
     checkpoint = spec.checkpoint
     if spec.moe is not None and spec.moe.packing:
         return _packed_experts(asked, spec.moe.packing)
-    if spec.moe is not None and asked == "w4":
-        raise ConfigError(
-            "quantization is w4, but experts are not multiplied in four bits; use fp8, or leave --quantization out.",
-            param="quantization",
-        )
+    problem = spec.moe.integer_problem(IN_SITU, spec.hidden) if spec.moe is not None and asked == "w4" else None
+    if problem is not None:
+        raise ConfigError(f"quantization is w4, but of experts {problem}; give it as fp8.", param="quantization")
     if spec.moe is not None and asked in ISQ_BLOCKS:
         raise ConfigError(
             f"isq is {asked}, but experts are not multiplied in blocks; use fp8, or leave --isq out.", param="isq"
@@ -275,7 +274,9 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     or in eight bits.
     """
     kinds = {each.name: stored_kind(each, config.quantization) for each in spec.parameters()}
-    shapes = [each.shape for each in spec.parameters() if is_packed(kinds[each.name])]
+    # Experts are never dequantized whole.
+    single = [each for each in spec.parameters() if each.role is not Role.EXPERTS]
+    shapes = [each.shape for each in single if is_packed(kinds[each.name])]
     ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
     wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0

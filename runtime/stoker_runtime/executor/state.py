@@ -22,6 +22,7 @@ from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.collectives import ORDERED_ROWS
 from stoker_runtime.sampling.masks import mask_words
 
 STAGES = 4
@@ -102,7 +103,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
     Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters, drafts,
-    states.
+    states, and what sums over ranks in one order gather.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -116,8 +117,17 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + logits_bytes(config, spec)
         + adapter_bytes(config, spec)
         + SpeculationState.nbytes(config)
+        + ordered_sum_bytes(config, spec)
         + sequence_state_bytes(config, spec) * slots
     )
+
+
+def ordered_sum_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes of what is gathered at a time where sums over ranks have one order, and of its sum in fp32."""
+    if not config.batch_invariant or spec.part is None or spec.part.tensors == 1:
+        return 0
+    rows = min(ORDERED_ROWS, config.max_num_batched_tokens)
+    return rows * spec.hidden * (spec.part.tensors * ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
 
 
 def sequence_state_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -52,11 +52,11 @@ def write_bundle(folder: Path, manifest: Manifest, bundle: Path, progress: Progr
                 tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
             ):
                 head = (folder / manifests.NAME).read_bytes()
-                tar.addfile(_member(manifests.NAME, len(head)), io.BytesIO(head))
+                tar.addfile(member(manifests.NAME, len(head)), io.BytesIO(head))
                 for name, entry in sorted(manifest.files.items()):
                     with open(folder / name, "rb") as source:
-                        hashed = _Hashed(source, progress, stop)
-                        tar.addfile(_member(name, entry.bytes), hashed)
+                        hashed = Hashed(source, progress, stop)
+                        tar.addfile(member(name, entry.bytes), hashed)
                     if hashed.digest.hexdigest() != entry.sha256:
                         raise ChecksumMismatch(f"{folder.name}/{name} has other bytes than those published.")
             staged.rename(bundle)
@@ -133,8 +133,8 @@ class Bundle:
         return manifest
 
 
-class _Hashed:
-    """A file that is hashed as it is read."""
+class Hashed:
+    """A published file that is hashed as it is read into something else."""
 
     def __init__(self, stream: BinaryIO, progress: Progress, stop: threading.Event) -> None:
         self._stream = stream
@@ -145,7 +145,7 @@ class _Hashed:
     def read(self, count: int = -1, /) -> bytes:
         """As a file's."""
         if self._stop.is_set():
-            raise Interrupted("Stopped while the bundle was written.")
+            raise Interrupted("Stopped while it was written.")
         data = self._stream.read(count)
         self.digest.update(data)
         self._progress.moved(len(data))
@@ -158,8 +158,8 @@ def _upto(stream: BinaryIO, count: int) -> Iterator[bytes]:
         yield block
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    """The same whoever writes it, and whenever."""
+def member(name: str, size: int) -> tarfile.TarInfo:
+    """The entry of a file, the same whoever writes it, and whenever."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
     return info

@@ -29,6 +29,7 @@ from stoker_runtime.fetch.volume import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from stoker_runtime.fetch.order import Order
+    from stoker_runtime.fetch.prefetch import Published
 
 # What Kubernetes keeps of a termination message.
 _MESSAGE_BYTES = 4096
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
             if options.progress_port is not None:
                 stack.enter_context(_serving(progress, options))
             run = _verify if options.verify_only else _look if options.in_place else _fetch
-            run = _resolve if options.resolve else run
+            run = _resolve if options.resolve else _look_into if options.resolve_image else run
             result = run(options, progress, stop, terminal)
     except FetchError as error:
         sys.stderr.write(f"stoker fetch: {error.reason}: {error.message}\n")
@@ -75,15 +76,27 @@ def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Even
     if options.bundle is not None:
         write_bundle(published.folder, manifest, options.bundle, progress, stop)
         terminal.say(f"{options.bundle}: {manifest.digest}. Where it is carried to: stoker fetch file://PATH")
-    sys.stdout.write(f"{options.bundle or serve}\n")
+    below, shape = _below(published.folder, serve), shape_of(serve)
+    if options.image is not None:
+        _write_image(published, {"serve": below, "shape": shape}, options.image, progress, stop, terminal)
+    sys.stdout.write(f"{options.image or options.bundle or serve}\n")
     return {
         "resolvedRevision": manifest.resolved_revision,
         "digest": manifest.digest,
         "bytes": manifest.bytes,
         "path": published.folder.name,
         "serve": serve.relative_to(order.dest).as_posix(),
-        "shape": shape_of(serve),
+        "shape": shape,
     }
+
+
+def _write_image(
+    published: Published, told: Result, image: Path, progress: Progress, stop: threading.Event, terminal: Terminal
+) -> None:
+    from stoker_runtime.fetch.registry.layout import write_image
+
+    digest = write_image(published.folder, published.manifest, told, image, progress, stop)
+    terminal.say(f"{image}: image {digest}. To push it: crane push {image} REGISTRY/NAME:TAG")
 
 
 def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
@@ -132,6 +145,18 @@ def _resolve(options: argparse.Namespace, progress: Progress, stop: threading.Ev
     return {"resolvedRevision": found.revision, "digest": "", "bytes": total, "path": "", "serve": ""}
 
 
+def _look_into(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    from stoker_runtime.fetch.prefetch import look_into_image
+
+    del progress
+    found = look_into_image(_order(options), patience=Patience(failures=options.retries), stop=stop, say=terminal.say)
+    told = "its model" if found.shape else "its layers; it does not tell its model's shape"
+    terminal.say(f"{found.digest}: {size(found.bytes)} of {told}; nothing was fetched.")
+    sys.stdout.write(f"{found.digest}\n")
+    report = {"resolvedRevision": found.digest, "digest": found.digest, "bytes": found.bytes, "path": ""}
+    return {**report, "serve": found.serve, "shape": dict(found.shape)}
+
+
 def _below(root: Path, path: Path) -> str:
     """`path` relative to `root`; "" for `root` itself."""
     return "" if path == root else path.relative_to(root).as_posix()
@@ -176,11 +201,15 @@ def _options(argv: list[str]) -> argparse.Namespace:
         parser.error("--path and --full belong to --verify-only")
     if options.verify_only and options.in_place:
         parser.error("give one of --verify-only and --in-place")
-    if options.resolve and (options.verify_only or options.in_place or options.repair or options.refresh):
-        parser.error("--resolve fetches nothing; leave --verify-only, --in-place, --repair and --refresh out")
+    asks = options.resolve or options.resolve_image
+    if asks and (options.verify_only or options.in_place or options.repair or options.refresh):
+        parser.error(
+            "--resolve and --resolve-image fetch nothing; leave --verify-only, --in-place, --repair and --refresh out"
+        )
     checks = options.verify_only or options.in_place
-    if options.bundle is not None and (checks or options.resolve):
-        parser.error("--bundle writes what is fetched; leave --verify-only, --in-place and --resolve out")
+    for flag in ("bundle", "image"):
+        if getattr(options, flag) is not None and (checks or asks):
+            parser.error(f"--{flag} writes what is fetched; leave --verify-only, --in-place and --resolve out")
     if options.bundle is not None and not options.bundle.name.endswith(ENDING):
         parser.error(f"--bundle {options.bundle} must end in {ENDING}, by which a fetch knows a bundle")
     if options.digest and not checks and not re.fullmatch(r"sha256:[0-9a-f]{64}", options.digest):
@@ -216,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE.tar",
         help="write it to this one file, too, for `stoker fetch file://FILE.tar`",
     )
+    add("--image", type=Path, metavar="DIR", help="write it as an image, too, in the OCI layout, for pods to mount")
     add("--endpoint", default="", metavar="URL", help=server)
     add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
@@ -227,6 +257,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--refresh", action="store_true", help="look a branch up again although it was fetched before")
     add("--repair", action="store_true", help="hash what is published, fetch again what differs")
     add("--resolve", action="store_true", help="print what the revision stands for now, and fetch nothing")
+    image = "print the digest of an image with a model in it, for pods to mount, and fetch nothing"
+    add("--resolve-image", action="store_true", help=image)
     add("--parallel", type=_positive, default=4, metavar="N", help="files at a time (default: %(default)s)")
     add("--retries", type=_positive, default=6, metavar="N", help="failures in a row (default: %(default)s)")
     rate = "give up when slower than this per second on the whole (default: %(default)s)"

@@ -52,8 +52,9 @@ class Manifest:
         """The sum of all files' sizes."""
         return sum(file.bytes for file in self.files.values())
 
-    def write(self, folder: Path) -> None:
-        """Write into `folder`, durably and in one step."""
+    @property
+    def text(self) -> str:
+        """As it stands in a folder."""
         document = {
             "uri": self.uri,
             "resolvedRevision": self.resolved_revision,
@@ -64,11 +65,14 @@ class Manifest:
                 for name, file in sorted(self.files.items())
             },
         }
+        return json.dumps(document, indent=1) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write into `folder`, durably and in one step."""
         staged = folder / f".{NAME}"
         staged.unlink(missing_ok=True)
         with open(staged, "w", opener=open_own) as stream:
-            json.dump(document, stream, indent=1)
-            stream.write("\n")
+            stream.write(self.text)
             stream.flush()
             os.fsync(stream.fileno())
         staged.rename(folder / NAME)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.download import Downloader, Patience
@@ -32,6 +33,11 @@ from stoker_runtime.fetch.select import EXPORTS, select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
 from stoker_runtime.fetch.verify import check, hash_file
 from stoker_runtime.fetch.volume import Volume
+
+Answer = TypeVar("Answer")
+
+if TYPE_CHECKING:
+    from stoker_runtime.fetch.registry.image import ModelImage
 
 # Another fetcher may be downloading all of a large model; the Job's own deadline ends a wait that is longer
 # than it allows.
@@ -187,10 +193,17 @@ def patient_listing(
     source: Source, revision: str, patience: Patience, stop: threading.Event, say: Callable[[str], None]
 ) -> Listing:
     """A source's listing, asked for again while that may help. Raises FetchError."""
+    return _patiently(lambda: source.listing(revision), patience, stop, say)
+
+
+def _patiently(
+    ask: Callable[[], Answer], patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> Answer:
+    """A source's answer, asked for again while that may help. Raises FetchError."""
     failures = 0
     while True:
         try:
-            return source.listing(revision)
+            return ask()
         except Transient as trouble:
             failures += 1
             if failures >= patience.failures:
@@ -234,6 +247,18 @@ def look_up(order: Order, *, patience: Patience, stop: threading.Event, say: Cal
     with opened(order, reference) as source:
         listing = patient_listing(source, order.revision, patience, stop, say)
     return Listing(listing.revision, tuple(choose(order, reference, listing)))
+
+
+def look_into_image(
+    order: Order, *, patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> ModelImage:
+    """What an image that pods are to mount says of its model. Raises BadRequest for what is no image, FetchError."""
+    from stoker_runtime.fetch.registry.image import look_into
+
+    reference = parse(order.uri)
+    if reference.scheme != "oci":
+        raise BadRequest(f"{reference.text} is no image of a registry; write it as oci://REGISTRY/NAME:TAG.")
+    return _patiently(lambda: look_into(reference, order.endpoint, order.revision), patience, stop, say)
 
 
 def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.Event) -> Published:

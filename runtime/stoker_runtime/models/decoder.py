@@ -119,8 +119,6 @@ class Decoder:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
         layers, stream, adapters = self.weights.layers, self._stream, inputs.adapters
         residual = self._enter(inputs)
-        if adapters is not None:
-            adapters.add_embedding(residual, inputs.ids)
         hidden = stream.enter(residual, layers[0])
         beside: Tensor | None = None
         slots = inputs.slot_mapping
@@ -154,17 +152,28 @@ class Decoder:
         `adapters` are those of the rows of `hidden`, planned in `rows`.
         """
         spec = self.spec
-        if adapters is not None:
-            adapters.beyond_attention.shrink(hidden, "head")
-        logits = linear(hidden, self.weights.head, bias=self.weights.head_bias, out=out)
-        if adapters is not None:
-            adapters.beyond_attention.expand(logits, "head")
+        head, bias = self.weights.head, self.weights.head_bias
+        if adapters is None:
+            logits = linear(hidden, head, bias=bias, out=out)
+        else:
+            logits = adapters.beyond_attention.linear(hidden, head, bias, "head", out)
         if spec.logit_scale == 1.0 and not spec.logit_softcap:
             return logits
         return scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
+        stream = self._embedded(inputs)
+        if inputs.adapters is not None:
+            inputs.adapters.add_embedding(stream, inputs.ids)
+        return stream
+
+    def token_rows(self, ids: Tensor) -> Tensor:
+        """The rows of the embedding of `ids` `[T]`, as they are: `[T, H]`."""
+        table = self.weights.embed
+        return block_rows(ids, table, self.dtype) if isinstance(table, BlockWeight) else embed(ids, table)
+
+    def _embedded(self, inputs: ForwardInputs) -> Tensor:
         placed, table = self.weights.positions, self.weights.embed
         if isinstance(table, BlockWeight):
             return block_rows(inputs.ids, table, self.dtype)
@@ -185,11 +194,13 @@ class Decoder:
         return self._stream.leave(update, residual, self.weights.layers[-1], self.weights, beside)
 
     def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
-        if isinstance(x, Quantized):
-            # Quantized input has lost the model's dtype; the output's place says it again.
-            out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=x.data.device)
-            return linear(x, weight, bias=bias, out=out)
-        return linear(x, weight, bias=bias)
+        return linear(x, weight, bias=bias, out=self._room(x, weight))
+
+    def _room(self, x: Tensor | Quantized, weight: AnyWeight) -> Tensor | None:
+        """The place of a product with a quantized input, which has lost the model's dtype; else None."""
+        if not isinstance(x, Quantized):
+            return None
+        return torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=x.data.device)
 
     def _mix(
         self, index: int, hidden: Tensor | Quantized, inputs: ForwardInputs, kept: tuple[Tensor, ...]
@@ -260,9 +271,7 @@ class Decoder:
         k_scale, v_scale = self.weights.kv_scales[index]
         return k_scale, v_scale
 
-    def _feed(
-        self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None
-    ) -> Tensor:
+    def _feed(self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None) -> Tensor:
         if adapters is None or self.weights.layers[index].mixture is not None:
             return self._feed_forward(index, hidden, slots)
         return self._adapted_dense(index, hidden, adapters)
@@ -298,28 +307,29 @@ class Decoder:
         self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, name: str, adapters: AdapterInputs | None
     ) -> Tensor:
         """`_linear`, with what adapters change in the parameter `name`."""
-        if adapters is not None:
-            adapters.shrink(x, name)
-        product = self._linear(x, weight, bias)
-        if adapters is not None:
-            adapters.expand(product, name)
-        return product
+        if adapters is None:
+            return self._linear(x, weight, bias)
+        return adapters.linear(x, weight, bias, name, self._room(x, weight))
 
     def _adapted_dense(self, index: int, hidden: Tensor | Quantized, adapters: AdapterInputs) -> Tensor:
-        """`_dense` in its single steps: adapters add to gate and up before the activation."""
-        layer, activation = self.weights.layers[index], self.spec.activation
+        """`_dense` where adapters add to gate and up before the activation."""
+        layer, activation, name = self.weights.layers[index], self.spec.activation, f"layers.{index}.gate_up"
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
-        both = self._adapted(hidden, gate_up, layer.gate_up_bias, f"layers.{index}.gate_up", adapters)
-        fused = QUANTIZING_ACTIVATIONS.get(activation)
-        product: Tensor | Quantized
-        if not self.spec.gated:
-            product = PLAIN_ACTIVATIONS[activation](both)
-        elif down.takes_quantized and fused is not None:
-            product = fused(both)
-        else:
-            product = ACTIVATIONS[activation](both)
+        one_op = activation == "silu" and self.spec.gated and layer.gate_up_bias is None and not down.takes_quantized
+        product: Tensor | Quantized | None = None
+        if one_op and isinstance(hidden, Tensor):
+            product = adapters.silu_mul(hidden, gate_up, name)
+        if product is None:
+            both = self._adapted(hidden, gate_up, layer.gate_up_bias, name, adapters)
+            fused = QUANTIZING_ACTIVATIONS.get(activation)
+            if not self.spec.gated:
+                product = PLAIN_ACTIVATIONS[activation](both)
+            elif down.takes_quantized and fused is not None:
+                product = fused(both)
+            else:
+                product = ACTIVATIONS[activation](both)
         return self._adapted(product, down, layer.down_bias, f"layers.{index}.down", adapters)
 
 

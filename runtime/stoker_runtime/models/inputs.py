@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.lora import LoraPlan, LoraTarget, add_lora_embedding, expand_lora, shrink_lora
-from stoker_kernels.quant import Quantized
+from stoker_kernels.gemm import adapted_linear, adapted_silu_mul, linear
+from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, add_lora_embedding
+from stoker_kernels.quant import AnyWeight, Quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,24 @@ class AdapterInputs:
         """The same for what is left of the tokens after the last layer's attention."""
         return replace(self, tokens=self.rows)
 
-    def shrink(self, x: Tensor | Quantized, parameter: str) -> None:
-        """Begin what the adapters change in the product of `parameter` with `x`; `expand` must follow."""
-        if (target := self.targets.get(parameter)) is not None:
-            shrink_lora(x, target, self.tokens, self.scratch, planned=self.planned)
+    @property
+    def step(self) -> LoraStep:
+        """What the linears of all tokens share."""
+        return LoraStep(self.tokens, self.scratch, self.planned)
 
-    def expand(self, y: Tensor, parameter: str) -> None:
-        """Add what `shrink` began to the product `y`, in place."""
-        if (target := self.targets.get(parameter)) is not None:
-            expand_lora(y, target, self.tokens, self.scratch, planned=self.planned)
+    def linear(
+        self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, parameter: str, out: Tensor | None = None
+    ) -> Tensor:
+        """`linear` of the operands, with what the adapters change in `parameter`."""
+        if (target := self.targets.get(parameter)) is None:
+            return linear(x, weight, bias=bias, out=out)
+        return adapted_linear(x, weight, target, self.step, bias=bias, out=out)
+
+    def silu_mul(self, x: Tensor, weight: AnyWeight, parameter: str) -> Tensor | None:
+        """silu(gate) · up of the two stacked in `parameter`; None where no adapter may change it."""
+        if (target := self.targets.get(parameter)) is None:
+            return None
+        return adapted_silu_mul(x, weight, target, self.step)
 
     def add_embedding(self, y: Tensor, ids: Tensor) -> None:
         """The same for the embedding of `ids`."""

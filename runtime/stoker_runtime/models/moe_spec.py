@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
+
 
 @dataclass(frozen=True, slots=True)
 class MoeSpec:
@@ -46,6 +48,11 @@ class MoeSpec:
     def here(self) -> range:
         """The experts whose matrices are here."""
         return range(self.experts) if self.held is None else self.held
+
+    def integer_problem(self, scheme: IntegerScheme, hidden: int) -> str | None:
+        """Why these experts, of a model `hidden` wide, are not multiplied in integers of `scheme`; None: they are."""
+        found = (scheme.experts_problem(columns) for columns in (hidden, self.ffn))
+        return next((problem for problem in found if problem is not None), None)
 
     def of_layers(self, layers: Sequence[int]) -> MoeSpec:
         """The same for a model of these layers alone, in this order."""

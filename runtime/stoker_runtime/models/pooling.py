@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_json
 from stoker_runtime.models.encoders.table import CLASSIFIER, encoder_name
+from stoker_runtime.models.pair_prompt import PAIR_PROMPTS, PairPrompt
 
 
 class Task(StrEnum):
@@ -46,6 +47,9 @@ class PoolingSpec:
 
     `matryoshka`: sizes to which its vectors may be cut; None: to none, (): to any. `sigmoid`: scores pass through it.
     `lower_case`: texts are lowered before they are encoded. `max_tokens`: the longest text by the model's own files.
+    `answers`: the tokens, (no, yes), of which a decoder gives the second for a pair that goes together; None: it has a
+    head that scores. `pair_prompt`: the text around a pair. `prompts`: what may stand before a text, by name, and which
+    of them does if nothing is said.
     """
 
     task: Task
@@ -55,6 +59,17 @@ class PoolingSpec:
     sigmoid: bool = False
     lower_case: bool = False
     max_tokens: int = 0
+    answers: tuple[str, str] | None = None
+    pair_prompt: PairPrompt | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    default_prompt: str = ""
+
+    def prompt(self, name: str | None) -> str:
+        """What stands before a text under the prompt `name`. Raises RequestError for one that is not known."""
+        if name is not None and name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise RequestError(f"prompt_name is {name!r}; this model's prompts are {known}.", param="prompt_name")
+        return self.prompts.get(name or self.default_prompt, "")
 
 
 # sentence-transformers' switches, in the order in which it looks at them.
@@ -64,7 +79,12 @@ _MODES = {
     "pooling_mode_mean_tokens": Pooling.MEAN,
     "pooling_mode_lasttoken": Pooling.LAST,
 }
-_OVERRIDES = ("pooling_type", "normalize", "matryoshka_dimensions")
+_OVERRIDES = ("pooling_type", "normalize", "matryoshka_dimensions", "classifier_from_token", "template")
+# sentence-transformers' own settings of a model, of which prompts are read.
+SETTINGS_FILE = "config_sentence_transformers.json"
+# Decoders whose makers trained them to have their vectors cut to any size, and did not write it in their files:
+# Qwen3-Embedding, which sentence-transformers' files tell from a Qwen3 that generates.
+CUT_DECODERS = ("Qwen3ForCausalLM",)
 _ACTIVATIONS = {"sigmoid": True, "identity": False}
 
 
@@ -72,9 +92,10 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
     """How `source` pools under `config`; None for a model that generates. Raises ModelError or ConfigError."""
     encoder = encoder_name(source)
     modules = _modules(source)
-    bare = any(name.endswith("Model") for name in source.config.get("architectures") or [])
-    if config.runner == "generate" and encoder is not None:
-        raise ConfigError(f"{source.name}: a {encoder} does not generate; leave --runner out.", param="runner")
+    bare = any(str(name).endswith(("Model", CLASSIFIER)) for name in source.config.get("architectures") or [])
+    scorer = encoder or (f"{scoring_decoder(source)} that scores" if scoring_decoder(source) else None)
+    if config.runner == "generate" and scorer is not None:
+        raise ConfigError(f"{source.name}: a {scorer} does not generate; leave --runner out.", param="runner")
     if config.runner == "generate" or (config.runner == "auto" and encoder is None and not modules and not bare):
         if config.pooler_config:
             raise ConfigError(
@@ -83,11 +104,44 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
         return None
     if encoder is not None and encoder.endswith(CLASSIFIER):
         return PoolingSpec(Task.SCORE, _scored_state(source), normalize=False, sigmoid=_is_sigmoid(source))
+    if scoring_decoder(source) is not None:
+        _check_one_label(source)
+        found = PoolingSpec(Task.SCORE, Pooling.LAST, normalize=False, sigmoid=_is_sigmoid(source))
+        return _overridden(found, config.pooler_config)
     found = PoolingSpec(Task.EMBED, Pooling.CLS if encoder else Pooling.LAST, normalize=True)
     if modules and source.path is not None:
         found = _from_modules(source.path, modules, found)
+        found = _with_prompts(source.path, found)
     found = replace(found, matryoshka=_matryoshka(source.config))
+    names = source.config.get("architectures") or ()
+    if modules and found.matryoshka is None and found.pooling is Pooling.LAST and set(names) & set(CUT_DECODERS):
+        found = replace(found, matryoshka=())
     return _overridden(found, config.pooler_config)
+
+
+def scoring_decoder(source: ModelSource) -> str | None:
+    """The decoder of a `…ForSequenceClassification` that is no encoder: what it would be called if it generated."""
+    names = [str(name) for name in source.config.get("architectures") or []]
+    if encoder_name(source) is not None or not names or not names[0].endswith(CLASSIFIER):
+        return None
+    return names[0].removesuffix(CLASSIFIER) + "ForCausalLM"
+
+
+def _check_one_label(source: ModelSource) -> None:
+    """Raises ModelError for a classifier of several labels."""
+    labels = source.config.get("id2label") or {}
+    count = int(source.config.get("num_labels") or len(labels) or 2)
+    if count != 1:
+        raise ModelError(f"{source.name}: {count} labels are not supported; a model that scores has one.")
+
+
+def _with_prompts(folder: Path, found: PoolingSpec) -> PoolingSpec:
+    settings = _optional_json(folder / SETTINGS_FILE)
+    prompts = {str(name): str(text) for name, text in (settings.get("prompts") or {}).items()}
+    default = str(settings.get("default_prompt_name") or "")
+    if default and default not in prompts:
+        raise ModelError(f"{folder / SETTINGS_FILE}: default_prompt_name is {default!r}, which prompts do not have.")
+    return replace(found, prompts=prompts, default_prompt=default)
 
 
 def check_dimensions(pooling: PoolingSpec, dimensions: int | None) -> None:
@@ -202,7 +256,27 @@ def _overridden(found: PoolingSpec, text: str) -> PoolingSpec:
     if sizes is not None and not (isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)):
         raise ConfigError("pooler_config's matryoshka_dimensions must be a list of sizes.", param="pooler_config")
     matryoshka = found.matryoshka if sizes is None else tuple(sizes)
-    return replace(found, pooling=Pooling(kind), normalize=normalize, matryoshka=matryoshka)
+    found = replace(found, pooling=Pooling(kind), normalize=normalize, matryoshka=matryoshka)
+    return _judging(found, given)
+
+
+def _judging(found: PoolingSpec, given: Mapping[str, Any]) -> PoolingSpec:
+    """`found` as what `--pooler-config` says of answers and of the prompt around pairs changes it."""
+    answers = given.get("classifier_from_token")
+    if answers is not None:
+        if not (isinstance(answers, list) and len(answers) == 2 and all(isinstance(each, str) for each in answers)):
+            raise ConfigError(
+                'pooler_config\'s classifier_from_token must be two tokens, as ["no", "yes"].', param="pooler_config"
+            )
+        found = replace(found, task=Task.SCORE, pooling=Pooling.LAST, sigmoid=True, answers=(answers[0], answers[1]))
+    template = given.get("template", "none" if answers is None else "qwen3-reranker")
+    if template not in PAIR_PROMPTS or ("template" in given and found.task is not Task.SCORE):
+        raise ConfigError(
+            f"pooler_config's template is {template!r}; it must be one of {', '.join(PAIR_PROMPTS)}, of a model that "
+            "scores pairs.",
+            param="pooler_config",
+        )
+    return replace(found, pair_prompt=PAIR_PROMPTS[template])
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

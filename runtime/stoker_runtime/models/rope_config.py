@@ -15,8 +15,8 @@ from typing import Any
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 
-# Names that older configurations use for the same scaling.
-ALIASES = {"su": "longrope"}
+# Names that older configurations use for the same scaling. Of text alone, M-RoPE's three positions are one.
+ALIASES = {"su": "longrope", "mrope": "default"}
 # Whose `factor` says how many times the trained length a context may be.
 STRETCHING = ("linear", "dynamic", "yarn")
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")

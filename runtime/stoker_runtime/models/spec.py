@@ -80,6 +80,7 @@ class ModelSpec:
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
     of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
     `head_kind`: what the output head becomes at load; "": it stays as wide as the rest.
+    `scores`: its files hold a head that scores texts, which is read apart.
     `part`: of a rank among several, whose layers, heads and feed-forward are those of this spec.
     """
 
@@ -132,6 +133,7 @@ class ModelSpec:
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
     head_kind: str = ""
+    scores: bool = False
 
     @property
     def shares_table(self) -> bool:

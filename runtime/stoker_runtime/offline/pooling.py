@@ -72,13 +72,16 @@ class LocalPooling:
         return [_scored(one.name, one.vector @ two.vector, [*one.ids, *two.ids]) for one, two in both]
 
     def _encode(self, text: Text, second: str | None = None) -> Encoded:
+        from stoker_runtime.text.pairs import encode_pair
         from stoker_runtime.text.tokenizer import Encoded
 
         if not isinstance(text, str):
             return Encoded(list(text))
         if self._spec.lower_case:
             text, second = text.lower(), second.lower() if second is not None else None
-        return self._tokenizer().encode_texts(text, second)
+        if second is None:
+            return self._tokenizer().encode_texts(text, None)
+        return encode_pair(self._tokenizer(), self._spec.pair_prompt, text, second)
 
     def _run(self, texts: Sequence[Encoded], params: PoolingParams, show: bool) -> list[Pooled]:
         loop, now = self._loop, time.monotonic()

@@ -5,41 +5,42 @@ graph; sums of a few MiB by kernels of our own, where GPUs reach each other's me
 Every communicator is made by `warm`, none while requests are served.
 
 Invariants: all ranks of a group make the same calls with the same shapes in the same order. Sums and tokens are
-bit-identical on all ranks that get them. Nothing here waits for the host.
+bit-identical on all ranks that get them. Nothing that is part of a step waits for the host.
 Knows nothing of models beyond the shapes that it is given, nor of how ranks are started.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import Store
 from torch.nn.functional import pad
 
 from stoker_kernels.all_reduce import LARGEST, NoPeers, PeerSums, peer_sums
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER, Place, even_part
+from stoker_runtime.parallel.store import START_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-# A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
-START_TIMEOUT = timedelta(minutes=30)
+# Rows that are gathered at a time where sums have one order.
+ORDERED_ROWS = 512
+# Bytes of what a rank tells the others in words.
+MOST_WORDS = 1024
 
 
 class Collectives:
     """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
 
-    def __init__(self, place: Place, device: torch.device, store: Path) -> None:
-        """Meet the other ranks through the file `store`, which all can read; blocks until all are there.
+    def __init__(self, place: Place, device: torch.device, store: Store, *, ordered: bool = False) -> None:
+        """Meet the other ranks through `store`; blocks until all are there.
 
+        `ordered`: sums are taken in the order of the ranks, whatever their size.
         Raises ConfigError in a process that has ranks already: torch's groups are one set a process.
         """
         if dist.is_initialized():
@@ -50,11 +51,10 @@ class Collectives:
             )
         self.place = place
         self._device = device
+        self._ordered = ordered
         self._quiet = False
-        # All ranks are on this machine. Looking up its name, as gloo does by default, may fail in a container.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "nccl" if device.type == "cuda" else "gloo"
-        self._store = FileStore(str(store), place.world)
+        self._store = store
         self._told = 0
         self._peers: PeerSums | None = None
         dist.init_process_group(
@@ -82,6 +82,9 @@ class Collectives:
 
     def open_peers(self) -> None:
         """Sum by this stage's own kernels from now on, where they can; log why not. Every rank calls it."""
+        if not self.place.stage_is_on_one_node:
+            log.info("ranks: sums go by NCCL alone: --tensor-parallel-size is spread over nodes")
+            return
         try:
             self._peers = peer_sums(self._device, self.place.tensor, self.place.tensors, self._tell)
         except NoPeers as reason:
@@ -126,8 +129,21 @@ class Collectives:
         peers = self.peers_for(x)
         if peers is not None:
             return peers.sum(x)
+        if self._ordered:
+            for part in x.split(ORDERED_ROWS):
+                self._sum_in_order(part)
+            return x
         dist.all_reduce(x, group=self._tensors)
         return x
+
+    def _sum_in_order(self, x: Tensor) -> None:
+        """Gathered and added here: NCCL and gloo add in an order that depends on how much there is."""
+        parts = torch.empty((self.place.tensors, *x.shape), dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=self._tensors)
+        sums = parts[0].float()
+        for part in parts[1:]:
+            sums += part
+        x.copy_(sums)
 
     def peers_for(self, x: Tensor) -> PeerSums | None:
         """What sums `x` from GPU to GPU; None where it goes another way, or nowhere. The same on all ranks."""
@@ -169,8 +185,21 @@ class Collectives:
             dist.broadcast(tokens, LEADER)
         return tokens
 
+    def share_all(self, numbers: list[int]) -> list[int]:
+        """On every rank the leader's `numbers`, int32, however many there are. Waits: between steps alone."""
+        count = int(self.share(torch.tensor([len(numbers)], dtype=torch.int32, device=self._device)).item())
+        room = numbers if self.place.leads else [0] * count
+        return self.share(torch.tensor(room, dtype=torch.int32, device=self._device)).tolist() if count else []
+
+    def told_by(self, rank: int, words: str) -> str:
+        """On every rank the words of one of them, cut short where they are many. Waits: between steps alone."""
+        said = words.encode()[:MOST_WORDS].ljust(MOST_WORDS, b"\0")
+        told = torch.tensor(list(said), dtype=torch.uint8, device=self._device)
+        dist.broadcast(told, rank)
+        return bytes(told.tolist()).rstrip(b"\0").decode(errors="ignore")
+
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers. Waits: for the start alone."""
+        """The least of all ranks' numbers. Waits: at the start, and between steps."""
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
         return int(value.item())

@@ -112,6 +112,14 @@ class Cut:
             found[name] = replace(entry, name=name)
         return found
 
+    def whole_name(self, parameter: str) -> str:
+        """The name in the whole model of a parameter of the rank's."""
+        return whole_name(parameter, self._first_layer)
+
+    def window(self, parameter: Parameter, piece: int) -> tuple[range, range]:
+        """The rank's rows and columns of piece `piece` of the whole model's `parameter`."""
+        return piece_window(self.whole, self._place, parameter, piece)
+
     def values(self, parameter: str, whole: Tensor) -> Tensor:
         """The rank's part of all values of its own `parameter`."""
         return self._part(self._whole(parameter), whole)
@@ -150,7 +158,7 @@ class Cut:
         return local if local in self._local else None
 
     def _whole(self, name: str) -> Parameter:
-        return self._parameters[whole_name(name, self._first_layer)]
+        return self._parameters[self.whole_name(name)]
 
 
 def _by_module(entries: Entries) -> dict[str, dict[str, TensorEntry]]:

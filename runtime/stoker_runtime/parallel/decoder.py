@@ -72,11 +72,20 @@ class RankDecoder(Decoder):
             return self.collectives.receive(state)
         if self._place.tensors == 1:
             return super()._enter(inputs)
+        own, mine = self._own_rows(ids)
+        return self.collectives.sum(super()._enter(replace(inputs, ids=own)).mul_(mine))
+
+    def token_rows(self, ids: Tensor) -> Tensor:
+        """As `Decoder.token_rows`, for ranks of one stage alone."""
+        assert self._place.stages == 1, "only the first stage has the embedding"
+        own, mine = self._own_rows(ids)
+        return self.collectives.sum(super().token_rows(own).mul_(mine))
+
+    def _own_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the rows of `ids` are in this rank's part, and whether they are `[T, 1]`: of others any row is read."""
         rows = self._place.rows(self.spec.vocab)
-        # Of tokens whose row is another rank's, any row is read, and counts for nothing.
         mine = (ids >= rows.start) & (ids < rows.stop)
-        own = replace(inputs, ids=(ids - rows.start).clamp_(0, len(rows) - 1))
-        return self.collectives.sum(super()._enter(own).mul_(mine.unsqueeze(1)))
+        return (ids - rows.start).clamp_(0, len(rows) - 1), mine.unsqueeze(1)
 
     def _whole(self, part: Tensor) -> Tensor:
         # Else the stream sums, when it adds what it is given.

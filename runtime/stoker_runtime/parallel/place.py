@@ -1,7 +1,8 @@
 """Where a rank stands: its part of each layer's matrices (tensor parallel), and its layers (pipeline parallel).
 
 Rank 0 leads: it schedules, samples, and talks to the API processes. So it is of the last stage, where the logits are;
-the ranks of the first stage have the highest numbers.
+the ranks of the first stage have the highest numbers. Nodes have as many ranks each, neighbours, so that a stage is
+spread over nodes only where a node has not as many ranks as it.
 
 Invariants: plain data, torch-free; the same arithmetic on every rank.
 Knows nothing of models.
@@ -18,18 +19,30 @@ LEADER = 0
 class Place:
     """Rank `rank` of `tensors · stages`. Ranks of one stage follow each other; stage 0 has the embedding.
 
-    `whole_experts`: each rank of a stage has some experts of a mixture, and not a part of each.
+    `whole_experts`: each rank of a stage has some experts of a mixture, and not a part of each. `nodes` divides them.
     """
 
     rank: int
     tensors: int
     stages: int
     whole_experts: bool = False
+    nodes: int = 1
 
     @property
     def world(self) -> int:
         """How many ranks there are."""
         return self.tensors * self.stages
+
+    @property
+    def node(self) -> int:
+        """The node that this rank is on; the leader's is 0."""
+        return self.rank // (self.world // self.nodes)
+
+    @property
+    def stage_is_on_one_node(self) -> bool:
+        """Whether all ranks of its stage are on its node."""
+        first, share = self.rank - self.tensor, self.world // self.nodes
+        return first // share == (first + self.tensors - 1) // share
 
     @property
     def tensor(self) -> int:
@@ -90,6 +103,6 @@ def even_part(count: int, parts: int, index: int) -> range:
     return range(start, start + least + (index < more))
 
 
-def places(tensors: int, stages: int, *, whole_experts: bool = False) -> list[Place]:
+def places(tensors: int, stages: int, *, whole_experts: bool = False, nodes: int = 1) -> list[Place]:
     """All ranks, in their order."""
-    return [Place(rank, tensors, stages, whole_experts) for rank in range(tensors * stages)]
+    return [Place(rank, tensors, stages, whole_experts, nodes) for rank in range(tensors * stages)]

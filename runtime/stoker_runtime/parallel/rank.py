@@ -6,29 +6,35 @@ Knows nothing of processes.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.decoder import RankDecoder
+from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.sampler import RankSampler
+from stoker_runtime.parallel.store import agree, open_store
 
 
 class Rank:
-    """The rank at `place`, which meets the others through the file `store`.
+    """The rank at `place`, which meets the others at `meeting`.
 
-    `by_peers`: GPUs that reach each other's memory sum by kernels of their own.
+    `by_peers`: GPUs that reach each other's memory sum by kernels of their own. `ordered`: sums have one order.
     """
 
-    def __init__(self, place: Place, store: Path, *, by_peers: bool = True) -> None:
+    def __init__(self, place: Place, meeting: Meeting, *, by_peers: bool = True, ordered: bool = False) -> None:
         self.place = place
-        self._store = store
-        self._by_peers = by_peers
+        self._meeting = meeting
+        # Their kernels serve sums up to a size, and round otherwise than a norm that comes by itself.
+        self._by_peers = by_peers and not ordered
+        self._ordered = ordered
         self._collectives: Collectives | None = None
 
     @property
@@ -41,9 +47,15 @@ class Rank:
         """Its part of a model. Raises ConfigError or ModelError where the model cannot be cut so."""
         return Cut(whole, self.place)
 
-    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-        """Make every communicator. Blocks until all ranks are there."""
-        self._collectives = Collectives(self.place, device, self._store)
+    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype, decided: Mapping[str, str]) -> None:
+        """Make every communicator. Blocks until all ranks are there.
+
+        Raises ConfigError where the leader, on another machine, has not `decided` alike.
+        """
+        store = open_store(self._meeting, self.place)
+        if self.place.nodes > 1:
+            agree(store, self.place, {"device": device.type, **decided})
+        self._collectives = Collectives(self.place, device, store, ordered=self._ordered)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
         self._collectives.warm(whole.hidden, whole.vocab, dtype)
@@ -53,6 +65,12 @@ class Rank:
     ) -> RankDecoder:
         """The decoder of its part."""
         return RankDecoder(spec, weights, device, dtype, max_model_len=max_model_len, collectives=self.collectives)
+
+    def adapters(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, cut: Cut
+    ) -> RankAdapters:
+        """Its part of adapters."""
+        return RankAdapters(config, spec, dtype, device, cut, self.collectives)
 
     def sampler(self, slots: int, vocab: int, device: torch.device) -> RankSampler:
         """The sampler of its steps."""

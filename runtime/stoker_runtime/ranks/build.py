@@ -51,15 +51,21 @@ def build_executor(config: EngineConfig) -> Executor:
 
 
 def lead(crew: Crew) -> Executor:
-    """Build the leader's rank, and wait for the others. Ends them when that fails."""
+    """Build the leader's rank, and wait for the others. Ends them when that fails.
+
+    Raises EngineError for nodes that do not join, too.
+    """
     try:
         crew.watch()
         from stoker_runtime.executor.build import build_rank
         from stoker_runtime.parallel.rank import Rank
         from stoker_runtime.ranks.executors import LeadingExecutor
 
-        rank = Rank(crew.places[LEADER], crew.store, by_peers=not crew.config.disable_custom_all_reduce)
-        executor = build_rank(crew.config, rank, partial(LeadingExecutor, others=crew))
+        config = crew.config
+        by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
+        # Other nodes join meanwhile: importing torch takes longer.
+        rank = Rank(crew.places[LEADER], crew.gather(), by_peers=by_peers, ordered=ordered)
+        executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
         crew.ready(on_gpu=executor.device.type == "cuda")
     except BaseException:
         crew.close()

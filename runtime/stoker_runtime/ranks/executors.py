@@ -7,6 +7,7 @@ Knows nothing of how ranks are started or watched.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import SCORED_ROWS
 from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.parallel.adapter_order import AdapterOrder
+from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.decoder import RankDecoder
 from stoker_runtime.ranks.sleep import LeadSleep, RankSleep
-from stoker_runtime.ranks.wire import IDLE, STOP, Wire, command
+from stoker_runtime.ranks.wire import IDLE, STOP, Wire, adapter_message, command
 from stoker_runtime.sampling.logprobs import PendingPromptLogprobs
 from stoker_runtime.sampling.sampler import MASKED
 from stoker_runtime.step.batch import Batch
@@ -57,6 +60,7 @@ class RankExecutor(Executor):
     """What all ranks do alike."""
 
     decoder: RankDecoder
+    adapters: RankAdapters | None
     sleep_kind: type[DeviceSleep] = RankSleep
 
     def rehearse(self) -> None:
@@ -70,12 +74,17 @@ class LeadingExecutor(RankExecutor):
 
     sleep_kind = LeadSleep
 
-    def __init__(self, *args: Any, others: Others) -> None:
-        """`args` as `Executor` takes them."""
+    def __init__(self, *args: Any, others: Others, **kwargs: Any) -> None:
+        """`args` and `kwargs` as `Executor` takes them."""
         self._others = others
         self._wire = Wire()
+        self._telling = threading.Lock()
+        self.asking = threading.Lock()
+        """Held by the thread whose question the other ranks answer: what else is asked waits."""
         self._closed = False
-        super().__init__(*args)
+        super().__init__(*args, **kwargs)
+        if self.adapters is not None:
+            self.adapters.others = self
 
     def execute(self, batch: Batch) -> LedStep:  # type: ignore[override]
         """As `Executor.execute`, on every rank. Raises EngineDeadError when a rank is gone."""
@@ -89,10 +98,23 @@ class LeadingExecutor(RankExecutor):
             self._others.write(command(IDLE))
             return super().idle()
 
-    def tell(self, order: int) -> None:
-        """Give every other rank a command. Raises EngineDeadError when they are gone."""
+    def tell(self, order: int | AdapterOrder) -> None:
+        """Give every other rank an order, from any thread. Raises EngineDeadError when they are gone."""
         self._others.check()
-        self._others.write(command(order))
+        with self._telling:
+            self._others.write(command(order) if isinstance(order, int) else adapter_message(order))
+
+    @contextmanager
+    def meeting(self) -> Iterator[bool]:
+        """Within it the other ranks answer; False where they answer another thread."""
+        if not self.asking.acquire(blocking=False):
+            yield False
+            return
+        try:
+            with self.waiting():
+                yield True
+        finally:
+            self.asking.release()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -164,8 +186,8 @@ class LedStep:
 class FollowingExecutor(RankExecutor):
     """Another rank's: runs what the leader tells, samples nothing, reads nothing back."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._in_flight: deque[torch.cuda.Event] = deque()
 
     def execute(self, batch: Batch) -> Launched:
@@ -191,7 +213,10 @@ class FollowingExecutor(RankExecutor):
         for chunk in batch.prefills:
             end = at + len(chunk.targets)
             for first in range(at, end, SCORED_ROWS):
-                self.decoder.logits(hidden[first : min(first + SCORED_ROWS, end)])
+                part = slice(first, min(first + SCORED_ROWS, end))
+                step = self.body.adapters
+                adapters = step.of_sequence(chunk.slot, part.stop - part.start) if step is not None else None
+                self.decoder.logits(hidden[part], adapters=adapters)
             at = end
         return []
 

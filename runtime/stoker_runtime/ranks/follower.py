@@ -1,7 +1,8 @@
 """The process of a rank beside the leader's: builds its part of the model, then runs step after step.
 
 Started as `python -m stoker_runtime.ranks.follower` with a pickled `RankStart` on its standard input, which stays open:
-its end means that the leader died, and the rank ends. Signals of the terminal are the server's to handle.
+its end means that whoever started it died (the leader, or on another node its member), and the rank ends. Signals of
+the terminal are the server's to handle.
 
 Invariants: it does what the ring says, in its order, and nothing else. Any exception ends it, and with it all ranks.
 Knows nothing of requests.
@@ -19,15 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.process.stat import is_stopped
-from stoker_runtime.ranks.crew import WATCH_SECONDS, RankStart
 from stoker_runtime.ranks.ring import Ring
-from stoker_runtime.ranks.watch import STOPPED_SECONDS
+from stoker_runtime.ranks.team import RankStart
+from stoker_runtime.ranks.watch import STOPPED_SECONDS, WATCH_SECONDS
 from stoker_runtime.ranks.wire import IDLE, STOP, Wire
 from stoker_runtime.step.batch import Batch
 
@@ -61,34 +64,39 @@ def main(follow: Callable[[RankStart], None] | None = None) -> int:
     return 0
 
 
-def end_stopped(leader: int) -> None:
-    """Kill the leader once it has been stopped for a while: it cannot watch itself. The ranks end with it."""
+def end_stopped(parent: int) -> None:
+    """Kill the process that watches the ranks once it has been stopped for a while: it cannot watch itself. They end
+    with it.
+    """
     stopped = 0
     while stopped * WATCH_SECONDS <= STOPPED_SECONDS:
         time.sleep(WATCH_SECONDS)
-        stopped = stopped + 1 if is_stopped(leader) else 0
-    log.critical("rank 0 has been stopped for %.0f s; all ranks end", STOPPED_SECONDS)
-    os.kill(leader, signal.SIGKILL)
+        stopped = stopped + 1 if is_stopped(parent) else 0
+    log.critical("process %d, which watches the ranks, has been stopped for %.0f s; all end", parent, STOPPED_SECONDS)
+    os.kill(parent, signal.SIGKILL)
 
 
 def follow_leader(start: RankStart) -> None:
     """Build the rank's executor and run what the leader says, until it says stop. Raises what breaks it."""
-    place = start.place
-    ring = Ring(os.open(start.ring, os.O_RDWR), place.world - 1)
+    ring = Ring(os.open(start.ring, os.O_RDWR), start.readers)
     from stoker_runtime.executor.build import build_rank
+    from stoker_runtime.parallel.adapters import RankAdapters
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
     from stoker_runtime.ranks.sleep import obey
 
-    rank = Rank(place, start.store, by_peers=not start.config.disable_custom_all_reduce)
+    by_peers, ordered = not start.config.disable_custom_all_reduce, start.config.batch_invariant
+    rank = Rank(start.place, start.meeting, by_peers=by_peers, ordered=ordered)
     executor = build_rank(start.config, rank, FollowingExecutor)
     gc.collect()
     gc.freeze()
     gc.enable()
-    wire, reader = Wire(), place.rank - 1
-    while (task := wire.decode(ring.read(reader))) != STOP:
+    wire = Wire()
+    while (task := wire.decode(ring.read(start.reader))) != STOP:
         if isinstance(task, Batch):
             executor.execute(task)
+        elif isinstance(task, AdapterOrder):
+            cast(RankAdapters, executor.adapters).obey(task)
         elif task == IDLE:
             executor.idle()
         else:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from threading import Lock
 from typing import Protocol, cast
 
 from stoker_runtime.errors import StokerError, UnavailableError
 from stoker_runtime.executor.sleep import DeviceSleep
+from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.decoder import RankDecoder
 from stoker_runtime.request import WAKE_TAGS
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 class Leader(Protocol):
     """The leader's executor."""
+
+    asking: Lock
 
     def tell(self, order: int) -> None:
         """Give every other rank a command. Raises EngineDeadError when they are gone."""
@@ -41,6 +45,8 @@ class RankSleep(DeviceSleep):
     def wake(self, tags: Collection[str]) -> None:
         """As `DeviceSleep.wake`, on every rank."""
         self._together(lambda: self.take(tags), self.undo)
+        if self._executor.adapters is not None:
+            cast(RankAdapters, self._executor.adapters).take_fresh()
         self.settle()
 
     def _together(self, act: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -64,13 +70,15 @@ class LeadSleep(RankSleep):
 
     def sleep(self, level: int) -> None:
         """As `RankSleep.sleep`. Raises EngineDeadError when a rank is gone."""
-        cast(Leader, self._executor).tell(SLEEP + level)
-        super().sleep(level)
+        with (leader := cast(Leader, self._executor)).asking:
+            leader.tell(SLEEP + level)
+            super().sleep(level)
 
     def wake(self, tags: Collection[str]) -> None:
         """As `RankSleep.wake`. Raises EngineDeadError when a rank is gone."""
-        cast(Leader, self._executor).tell(WAKE + sum(1 << WAKE_TAGS.index(tag) for tag in tags))
-        super().wake(tags)
+        with (leader := cast(Leader, self._executor)).asking:
+            leader.tell(WAKE + sum(1 << WAKE_TAGS.index(tag) for tag in tags))
+            super().wake(tags)
 
 
 def obey(sleeper: DeviceSleep | None, order: int) -> None:

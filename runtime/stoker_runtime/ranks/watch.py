@@ -14,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+WATCH_SECONDS = 0.25
+"""The interval at which ranks are looked at."""
 STOPPED_SECONDS = 2.0
 WAIT_SECONDS = 4.0
 """How long the leader may wait for a step of a GPU: the longest take one second."""
 STILL_SECONDS = 3.0
+SILENT_SECONDS = 10.0
+"""How long another machine may send no beat: one that is crowded sends them late."""
 WORK_SECONDS = 0.1
 """Processor seconds of all ranks together within that time that count as work. Watching takes a hundredth of it."""
 
@@ -69,3 +73,28 @@ class Watch:
         if not self._on_gpu and self._still > STILL_SECONDS:
             return f"a step has not ended, and no rank has computed, for {self._still:.0f} s"
         return None
+
+
+class Silence:
+    """Counts how long nothing was heard of another machine, whose watcher sends a beat every `interval`.
+
+    A machine that is gone is told by its kernel (`nodes/connection.py`), and ranks that hang within a step by `Watch`.
+    What is left is a node that stands still as a whole while nobody waits for it, so there is time.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._last_tick: float | None = None
+        self.seconds = 0.0
+        """Since the last beat."""
+
+    def heard(self) -> None:
+        """A beat came. From any thread."""
+        self.seconds = 0.0
+
+    def tick(self, now: float, *, heard: bool) -> bool:
+        """Call every `interval`; whether it must be taken for hung. `heard`: something came, and is not read yet."""
+        elapsed = 0.0 if self._last_tick is None else min(now - self._last_tick, 2 * self._interval)
+        self._last_tick = now
+        self.seconds = 0.0 if heard else self.seconds + elapsed
+        return self.seconds > SILENT_SECONDS

@@ -1,7 +1,7 @@
 """A step as bytes: what the leader writes once and every rank reads.
 
 Numbers of a batch are one array of int32; the parameters of new sequences, which are rare, are pickled behind them. A
-decode of the same sequences as the step before says just that. Drafts have no words: they are for one rank.
+decode of the same sequences as the step before says just that.
 
 Invariants: a reader that has read every message since the first gives back exactly what was written. Torch-free.
 Knows nothing of how bytes travel.
@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 
-STEP, IDLE, STOP = 1, 2, 3
-"""The first number of a message: run a batch; prepare something small; end. Others are of `sleep.py`."""
+STEP, IDLE, STOP, ADAPTER = 1, 2, 3, 4
+"""The first number of a message: run a batch; prepare something small; end; an adapter. Others are of `sleep.py`."""
 SAME, GIVEN = 0, 1
 PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads")
 
@@ -31,7 +32,6 @@ class Wire:
 
     def encode(self, batch: Batch) -> bytes:
         """The message of a step."""
-        assert not batch.drafts, "several ranks verify drafts"
         numbers = array("i", (STEP, *split_number(batch.step)))
         if batch.decodes == self._decodes:
             numbers.append(SAME)
@@ -39,11 +39,14 @@ class Wire:
             numbers.append(GIVEN)
             _put(numbers, batch.decodes)
             self._decodes = batch.decodes
-        numbers.append(len(batch.prefills))
-        for chunk in batch.prefills:
-            numbers.extend((chunk.slot, chunk.start, chunk.sample))
-            _put(numbers, chunk.token_ids)
-            _put(numbers, chunk.targets)
+        numbers.append(batch.drafts)
+        _put(numbers, batch.draft_caps)
+        for chunks in (batch.prefills, batch.catch_ups):
+            numbers.append(len(chunks))
+            for chunk in chunks:
+                numbers.extend((chunk.slot, chunk.start, chunk.sample))
+                _put(numbers, chunk.token_ids)
+                _put(numbers, chunk.targets)
         numbers.append(len(batch.page_updates))
         for update in batch.page_updates:
             numbers.extend((update.slot, update.start))
@@ -53,30 +56,46 @@ class Wire:
         rest = pickle.dumps(batch.assigns, protocol=5) if batch.assigns else b""
         return array("i", (len(numbers),)).tobytes() + numbers.tobytes() + rest
 
-    def decode(self, message: bytes) -> Batch | int:
-        """The batch of a step, or the number of another command."""
+    def decode(self, message: bytes) -> Batch | AdapterOrder | int:
+        """The batch of a step, what to do with an adapter, or the number of another command."""
         count = array("i", message[:4])[0]
         end = 4 + 4 * count
         numbers = iter(array("i", message[4:end]))
         kind = next(numbers)
+        if kind == ADAPTER:
+            order: AdapterOrder = pickle.loads(message[end:])
+            return order
         if kind != STEP:
             return kind
         step = next(numbers) + (next(numbers) << 31)
         if next(numbers) == GIVEN:
             self._decodes = _take(numbers)
-        prefills = tuple(
-            PrefillChunk(slot, start, _take(numbers), bool(sample), _take(numbers))
-            for slot, start, sample in (_three(numbers) for _ in range(next(numbers)))
-        )
+        drafts, caps = next(numbers), _take(numbers)
+        prefills, catch_ups = _chunks(numbers), _chunks(numbers)
         updates = tuple(PageUpdate(next(numbers), next(numbers), _take(numbers)) for _ in range(next(numbers)))
         pairs: dict[str, Any] = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
         assigns = pickle.loads(message[end:]) if len(message) > end else ()
-        return Batch(step, self._decodes, prefills, assigns, updates, **pairs)
+        return Batch(
+            step,
+            self._decodes,
+            prefills,
+            assigns,
+            updates,
+            drafts=drafts,
+            draft_caps=caps,
+            catch_ups=catch_ups,
+            **pairs,
+        )
 
 
 def command(kind: int) -> bytes:
     """The message of a command without a batch."""
     return array("i", (1, kind)).tobytes()
+
+
+def adapter_message(order: AdapterOrder) -> bytes:
+    """The message of an order about an adapter."""
+    return command(ADAPTER) + pickle.dumps(order, protocol=5)
 
 
 def split_number(number: int) -> tuple[int, int]:
@@ -91,6 +110,13 @@ def _put(numbers: array[int], values: tuple[int, ...]) -> None:
 
 def _take(numbers: Iterator[int]) -> tuple[int, ...]:
     return tuple(islice(numbers, next(numbers)))
+
+
+def _chunks(numbers: Iterator[int]) -> tuple[PrefillChunk, ...]:
+    return tuple(
+        PrefillChunk(slot, start, _take(numbers), bool(sample), _take(numbers))
+        for slot, start, sample in (_three(numbers) for _ in range(next(numbers)))
+    )
 
 
 def _three(numbers: Iterator[int]) -> tuple[int, int, int]:

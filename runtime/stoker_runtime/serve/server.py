@@ -18,14 +18,11 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-
-import uvicorn
 
 from stoker_runtime.api.answering.state import Phase, ServerState, Service
 from stoker_runtime.api.app import Application
@@ -41,18 +38,16 @@ from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.adapter_file import AdapterFile
-from stoker_runtime.serve.bounds import BoundedProtocol
 from stoker_runtime.serve.owned_engine import Mortal, OwnedEngine, StartEngine
-from stoker_runtime.serve.port import BACKLOG, address, open_port
+from stoker_runtime.serve.port import address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
 from stoker_runtime.serve.warm_up import warm_up
+from stoker_runtime.serve.web import GOODBYE_SECONDS, HttpServer, uvicorn_config
 from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.tracing import open_tracer
 
 log = logging.getLogger(__name__)
-KEEP_ALIVE_SECONDS = 75
-GOODBYE_SECONDS = 2.0
 MOURNING_SECONDS = 5.0
 WARM_UP_SECONDS = 300.0
 ADAPTER_SECONDS = 120.0
@@ -81,15 +76,6 @@ class Phases:
     def summary(self) -> str:
         """`3.10 s (tokenizer 0.20, engine 2.70 [import 2.10, …], …)`."""
         return f"{process_age():.2f} s ({', '.join(self._parts)})"
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the server's life cycle."""
-        yield
 
 
 class Seat(NamedTuple):
@@ -328,37 +314,8 @@ def find_pooling(config: EngineConfig) -> PoolingSpec | None:
     return read_pooling(read_source(config.model), config)
 
 
-class WebConfig(uvicorn.Config):
-    """uvicorn's configuration with a TLS context that was made before."""
-
-    tls: ssl.SSLContext | None = None
-
-    def load(self) -> None:
-        """Resolve what uvicorn resolves."""
-        super().load()
-        self.ssl = self.tls
-
-
 async def outlast(engine: Mortal) -> None:
     """Return a while after the engine has died: until then whoever asks, a probe too, is told why."""
     error = await engine.died()
     log.error("%s The server ends in %.0f s, for nothing else brings an engine back.", error.message, MOURNING_SECONDS)
     await asyncio.sleep(MOURNING_SECONDS)
-
-
-def uvicorn_config(app: Application, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
-    """uvicorn with nothing of its own between the socket and `app`."""
-    config = WebConfig(
-        app,
-        http=BoundedProtocol,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(GOODBYE_SECONDS),
-        backlog=BACKLOG,
-    )
-    config.tls = tls
-    return config

@@ -46,4 +46,5 @@ class Flag:
         return self.convert is switch
 
 
-MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
+MODEL, MEMORY, NODES, SCHEDULING = "Model", "Memory", "Nodes", "Scheduling"
+KERNELS, SERVER = "Kernels", "Server"

@@ -24,7 +24,8 @@ from stoker_runtime.config import (
     EngineConfig,
     ServerConfig,
 )
-from stoker_runtime.settings.flag import KERNELS, MEMORY, MODEL, SCHEDULING, SERVER, Flag
+from stoker_runtime.settings.flag import KERNELS, MEMORY, MODEL, NODES, SCHEDULING, SERVER, Flag
+from stoker_runtime.settings.node_flags import NODE_FLAGS
 from stoker_runtime.settings.server_flags import SERVER_FLAGS
 from stoker_runtime.settings.values import choice, integer, kv_events, lora_module, number, pair, runner, switch, text
 
@@ -216,6 +217,7 @@ FLAGS: tuple[Flag, ...] = (
         "sum over GPUs by NCCL alone, not by memory that they share",
     ),
     Flag("enable-expert-parallel", "enable_expert_parallel", switch, MEMORY, _EXPERTS, aliases=("ep",)),
+    *NODE_FLAGS,
     Flag(
         "max-num-seqs",
         "max_num_seqs",
@@ -297,7 +299,7 @@ def help_text() -> str:
         "Each flag can also be set by an environment variable (--max-model-len is STOKER_MAX_MODEL_LEN) or in a TOML",
         "or YAML file (--config); flags win over variables, variables over files.",
     ]
-    for group in (MODEL, MEMORY, SCHEDULING, KERNELS, SERVER):
+    for group in (MODEL, MEMORY, NODES, SCHEDULING, KERNELS, SERVER):
         lines += ["", f"{group}:"]
         for flag in (flag for flag in FLAGS if flag.group == group and flag.name != "model"):
             usage = f"--[no-]{flag.name}" if flag.is_switch else f"--{flag.name} {flag.shown}"

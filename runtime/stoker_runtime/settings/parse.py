@@ -20,6 +20,7 @@ from typing import Any
 from stoker_runtime.api.http.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.nodes import SECRET_VARIABLE
 from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flag import PREFIX, Flag
 from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, spell
@@ -177,6 +178,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for name, value in environment.items():
         if not name.startswith(PREFIX) or name.startswith(OTHER_VARIABLES) or _is_service_link(name, value):
             continue
+        if name == SECRET_VARIABLE:
+            continue  # read where nodes meet, and never a part of what is logged
         if name not in variables:
             raise _unknown("environment variable", name, variables, name)
         flag = variables[name]

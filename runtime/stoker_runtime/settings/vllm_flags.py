@@ -86,7 +86,7 @@ SPELLINGS = {
 UNSUPPORTED = {
     "num-speculative-tokens": "it is a field of --speculative-config",
     "rope-scaling": "it is read from the model's configuration; change it there",
-    "hf-overrides": "the model's configuration is used as it is; change it there",
+    "hf-overrides": "the model's configuration is used as it is; --pooler-config takes what rerankers need of it",
     "enable-force-include-usage": "streams report usage where a request asks for it",
     "override-generation-config": "change the model's generation_config.json, or use --generation-config none",
     "return-tokens-as-token-ids": "requests ask for it by the field of that name",
@@ -100,7 +100,7 @@ UNSUPPORTED = {
     "hf-token": "set HF_TOKEN, or log in with `hf auth login`: other users of the machine see command lines",
     "uvicorn-log-level": "there is one log: use --log-level",
     "max-log-len": "prompts are never logged",
-    "headless": "a model runs on one machine",
+    "headless": "leave it out; nodes with a --node-rank above 0 answer no clients",
 }
 """Flags that are refused, and why."""
 

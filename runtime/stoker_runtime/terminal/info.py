@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stoker_runtime.models.config_source import ModelSource
     from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
+    from stoker_runtime.parallel.place import Place
 
 GIB = 1024**3
 USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
@@ -92,8 +93,12 @@ def kernels_ahead(here: int | None = None) -> str:
 
     found = compiled_ahead()
     if here is not None:
-        return f"{found[here]} came compiled" if here in found else (
-            f"none came compiled for sm_{here}: a first start compiles what its model needs; {ahead_command(here)}"
+        return (
+            f"{found[here]} came compiled"
+            if here in found
+            else (
+                f"none came compiled for sm_{here}: a first start compiles what its model needs; {ahead_command(here)}"
+            )
         )
     if not found:
         return "none came compiled: a first start on a GPU compiles what its model needs"
@@ -154,7 +159,10 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     if config.ranks == 1:
         return [*beside, *model_lines(spec, config, memory)], config.dtype
     ranks = places(
-        config.tensor_parallel_size, config.pipeline_parallel_size, whole_experts=config.enable_expert_parallel
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        whole_experts=config.enable_expert_parallel,
+        nodes=config.nnodes,
     )
     asked = asked_quantization(config)
     parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
@@ -165,9 +173,23 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     lines = [
         ("ranks", f"{config.ranks}: {config.tensor_parallel_size} share each of the stages of {layers} layers"),
         ("weights of all", gib(sum(size))),
+        *node_lines(ranks, size),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
-    return [*beside, *lines, *model_lines(parts[fullest], config, memory)], config.dtype
+    return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec)], config.dtype
+
+
+def node_lines(ranks: Sequence[Place], size: Sequence[int]) -> list[Line]:
+    """What each of several nodes has of the `ranks`, whose weights take `size` bytes."""
+    count = ranks[0].nodes
+    if count == 1:
+        return []
+    lines: list[Line] = []
+    for number in range(count):
+        own = [place.rank for place in ranks if place.node == number]
+        which = f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]} to {own[-1]}"
+        lines.append((f"node {number}", f"{which}, weights {gib(sum(size[rank] for rank in own))}"))
+    return lines
 
 
 def pooling_lines(
@@ -197,14 +219,19 @@ def pooling_lines(
     return lines, config.dtype
 
 
-def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> list[Line]:
-    """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
+def model_lines(
+    spec: ModelSpec, config: EngineConfig, device: DeviceMemory, whole: ModelSpec | None = None
+) -> list[Line]:
+    """The model's sizes and how many tokens of KV cache fit beside it; `whole` is what `spec` is a rank's part of.
+
+    Raises ConfigError when it does not fit.
+    """
     from stoker_runtime.executor.drafts.plan import read_draft_model
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
 
-    draft = read_draft_model(config, spec)
+    draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE
     weights = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
     host = plan_host(config, spec, free_host_memory, beside)

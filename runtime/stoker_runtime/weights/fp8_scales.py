@@ -25,7 +25,7 @@ from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
-from stoker_runtime.weights.mxfp4 import read_bytes
+from stoker_runtime.weights.packed.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless
 
 FP8_ENCODING = "F8_E4M3"

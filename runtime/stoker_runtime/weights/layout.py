@@ -18,7 +18,7 @@ from stoker_kernels.block_gemm import encode_blocks, store_planes
 from stoker_kernels.block_gemm import pack as pack_blocks
 from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
-from stoker_kernels.moe import ExpertKind, ExpertWeights, pack_mxfp4, quantize_mxfp4
+from stoker_kernels.moe import ExpertKind, ExpertWeights
 from stoker_kernels.quant import (
     BLOCK,
     WEIGHT_KINDS,
@@ -43,19 +43,20 @@ from stoker_runtime.models.decoder_weights import (
     MixtureWeights,
     StateWeights,
 )
-from stoker_runtime.models.parameter import Parameter, aligned, stored_kind, stored_scheme
+from stoker_runtime.models.parameter import Parameter, Role, aligned, stored_kind, stored_scheme
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme, experts_sizes
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, IntegerExperts, Mxfp4Experts
 from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
 QUANTIZED_AT_ONCE = 1 << 28
 # The projections of a layer with a state, by what they stand for.
 STATE_LINEARS = (("qkv", "in"), ("output", "out"))
-# The same of integers; and what their rows may be cut at.
-ROUNDED_AT_ONCE, ROW_BLOCK = 1 << 24, 64
+# What the rows of integers that are rounded together may be cut at.
+ROW_BLOCK = 64
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,8 +65,8 @@ class WeightArena:
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
     holds fp8 or int8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through
-    `integers[name]`, `fp4[name]` or, as a GGUF file has them, `blocks[name]`. `experts[name]` are codes
-    [E, rows, K / 2] and scales [E, steps, rows, 8] of experts in MXFP4.
+    `integers[name]`, `fp4[name]` or, as a GGUF file has them, `blocks[name]`. `experts[name]` are stacked experts in
+    four bits.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -79,7 +80,7 @@ class WeightArena:
         self.integers: dict[str, IntegerWeight] = {}
         self.fp4: dict[str, Fp4Weight] = {}
         self.blocks: dict[str, BlockWeight] = {}
-        self.experts: dict[str, tuple[Tensor, Tensor]] = {}
+        self.experts: dict[str, ExpertPlace] = {}
         dtype_name = str(dtype).removeprefix("torch.")
         self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
@@ -94,9 +95,7 @@ class WeightArena:
     def quantize(self, name: str, whole: Tensor) -> None:
         """Quantize a 16- or 32-bit matrix [N, K] to its place."""
         if name in self.experts:
-            count = self.experts[name][0].shape[0]
-            for expert, matrix in enumerate(whole.chunk(count)):
-                self.store_expert(name, expert, *quantize_mxfp4(matrix))
+            self.experts[name].quantize(whole)
             return
         if name in self.blocks:
             (piece,) = self.blocks[name].pieces
@@ -169,16 +168,6 @@ class WeightArena:
         if place.factor is not None and factor is not None:
             place.factor[rows] = factor
 
-    def store_expert(self, name: str, expert: int, blocks: Tensor, scales: Tensor) -> None:
-        """Lay out an expert in MXFP4 as files have it: codes uint8 [rows, K / 2], exponents uint8 [rows, K / 32].
-
-        Raises ValueError for a scale that is too large.
-        """
-        data, scale = self.experts[name]
-        packed = pack_mxfp4(blocks, scales)
-        data[expert].copy_(packed[0])
-        scale[expert].copy_(packed[1])
-
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += aligned(num_bytes)
@@ -189,8 +178,8 @@ class WeightArena:
         if stored == "blocks":
             self.blocks[parameter.name] = self._place_blocks(parameter)
             return
-        if stored == EXPERTS_KIND:
-            self.experts[parameter.name] = self._place_experts(parameter)
+        if stored == EXPERTS_KIND or (is_packed(stored) and parameter.role is Role.EXPERTS):
+            self.experts[parameter.name] = self._place_experts(parameter, stored)
             return
         if is_packed(stored):
             scheme = stored_scheme(parameter)
@@ -224,12 +213,19 @@ class WeightArena:
         rows = (BlockRows(part.format, view.view(part.rows, -1)) for part, view in views)
         return BlockWeight(tuple(rows), columns)
 
-    def _place_experts(self, parameter: Parameter) -> tuple[Tensor, Tensor]:
+    def _place_experts(self, parameter: Parameter, stored: str) -> ExpertPlace:
         assert self.spec.moe is not None, "experts are of a mixture"
         (n, k), count = parameter.shape, len(self.spec.moe.here)
-        codes, scales = experts_sizes(parameter.shape)
+        if stored == EXPERTS_KIND:
+            codes, scales = experts_sizes(parameter.shape)
+            data = self._take((count, n // count, k // 2), torch.uint8, codes)
+            return Mxfp4Experts(data, self._take((count, scales // (n * 8), n // count, 8), torch.uint8, scales))
+        scheme = stored_scheme(parameter)
+        assert isinstance(scheme, IntegerScheme), "experts in floats of four bits are of their own kind"
+        codes, scales = scheme.experts_sizes(n, k, self.dtype.itemsize)
         data = self._take((count, n // count, k // 2), torch.uint8, codes)
-        return data, self._take((count, scales // (n * 8), n // count, 8), torch.uint8, scales)
+        groups = -(-k // scheme.columns(k))
+        return IntegerExperts(data, self._take((count, groups, n // count, 2), self.dtype, scales), scheme.group)
 
     def _place_fp4(self, parameter: Parameter, scheme: Fp4Scheme) -> Fp4Weight:
         n, k = parameter.shape
@@ -326,7 +322,8 @@ class WeightArena:
             if name in self.dense:
                 return self.dense[name].view(experts, -1, self.dense[name].shape[1]), None, "dense", bias
             if name in self.experts:
-                return *self.experts[name], "mxfp4", bias
+                place = self.experts[name]
+                return place.data, place.scale, place.kind, bias
             weight = self.quantized[name]
             assert weight.scale is not None, "a weight in FP8 has a scale"
             blocks = weight.kind == "fp8_block"
@@ -339,9 +336,11 @@ class WeightArena:
             return None if data is None else LinearWeight(data)
 
         (up, up_scale, kind, up_bias), (down, down_scale, _, down_bias) = stack("gate_up"), stack("down")
+        packed = self.experts.get(f"layers.{layer}.experts_down")
+        group = packed.group if packed else 0
         return MixtureWeights(
             router=LinearWeight(self.dense[f"layers.{layer}.router"]),
-            experts=ExpertWeights(up, down, kind, up_scale, down_scale, up_bias, down_bias),
+            experts=ExpertWeights(up, down, kind, up_scale, down_scale, up_bias, down_bias, group),
             router_bias=self.dense.get(f"layers.{layer}.router_bias"),
             correction_bias=self.dense.get(f"layers.{layer}.correction_bias"),
             shared_gate=dense("shared_gate"),

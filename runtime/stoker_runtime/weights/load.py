@@ -34,7 +34,6 @@ from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights import mxfp4
 from stoker_runtime.weights.block_plan import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
@@ -49,8 +48,9 @@ from stoker_runtime.weights.fp8_scales import (
 from stoker_runtime.weights.gguf_decode import make_decoder
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
-from stoker_runtime.weights.packed_experts import check_experts, load_experts
-from stoker_runtime.weights.packed_load import PackedRoute, load_packed, plan_packed, taken_names
+from stoker_runtime.weights.packed import mxfp4
+from stoker_runtime.weights.packed.experts_load import check_experts, load_experts
+from stoker_runtime.weights.packed.load import PackedRoute, load_packed, plan_packed, taken_names
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.rank_cut import RankCut
 from stoker_runtime.weights.routing import Route, Vocabulary, route

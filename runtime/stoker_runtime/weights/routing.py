@@ -22,6 +22,8 @@ from stoker_runtime.models.spec import ModelSpec
 
 MXFP4_BLOCK = 32  # numbers that share a scale
 GGUF_LAYERS = "blk."
+SCORE_HEAD = "score.weight"
+"""The head of a decoder that classifies, in transformers' words."""
 # Factors that the configuration was read from.
 GGUF_IGNORED = r"rope_freqs\.weight"
 
@@ -239,6 +241,8 @@ def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
     top = ROWS[spec.architecture].top_names
     heads = [top[each] for each in ("head", "head_bias") if each in top]
     if spec.tie_embeddings and any(name in _spoken(each, vocabulary) for each in heads):
+        return True
+    if spec.scores and name == SCORE_HEAD:
         return True
     draft = re.match(re.escape(ROWS[spec.architecture].layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:

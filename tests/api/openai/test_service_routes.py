@@ -39,7 +39,7 @@ def test_long_prompts_are_encoded_too(http: httpx.Client) -> None:
 
 
 def test_health_follows_the_engine(server: Running, http: httpx.Client) -> None:
-    assert http.get("/health").json() == {"status": "ok", "phase": "ready"}
+    assert http.get("/health").json() == {"status": "ok", "phase": "ready", "step_age_seconds": 0.0}
     assert http.post("/ping").status_code == 200
     server.engine.dead = True
     for path in ("/health", "/ready", "/ping"):

@@ -8,21 +8,6 @@ template <int id> void named_barrier_arrive(int threads) { emulator::arrive(10 +
 template <int> void registers_decrease() {}
 template <int> void registers_increase() {}
 
-// ---- numbers -----------------------------------------------------------------------------------------------------
-
-inline uint16_t f16_from_e4m3(uint8_t x) {
-  const int exponent = x >> 3 & 15, mantissa = x & 7;
-  float value = exponent == 0 ? mantissa / 512.0f : std::ldexp(1.0f + mantissa / 8.0f, exponent - 7);
-  if (exponent == 15 && mantissa == 7) value = NAN;
-  return to_f16(x & 128 ? -value : value);
-}
-inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
-inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
-inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
-  low = f16_from_e4m3(x) | static_cast<uint32_t>(f16_from_e4m3(x >> 8)) << 16;
-  high = f16_from_e4m3(x >> 16) | static_cast<uint32_t>(f16_from_e4m3(x >> 24)) << 16;
-}
-
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
@@ -37,15 +22,9 @@ inline uint32_t transpose_8x8(uint32_t x) {
   return y;
 }
 
-inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_m16n8k16(d, a, b0, b1, from_f16);
-}
-
 // ---- memory ------------------------------------------------------------------------------------------------------
 
-inline int load_int(const int* p) { return *p; }
 inline float load_float(const float* p) { return *p; }
-inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
 inline int atomic_add_acq_rel(int* p, int value) {
   const int old = *p;
   *p += value;

@@ -79,6 +79,7 @@ struct Cta {
   int rank = 0, alive = 0, stalled = 0, free_registers = 0;
   bool started = false;
   std::vector<Fiber> fibers;
+  std::vector<int> paused;  // turns that a warp is still left out, while others have something to do
   std::map<int, Barrier> barriers;  // named ones, and those of warps and warpgroups, by kind · 1000 + number
   std::map<uint32_t, Mbarrier> mbarriers;
 };
@@ -290,18 +291,26 @@ inline std::unique_ptr<Cta> make_cta(unsigned block, int rank, int size, int thr
   made->alive = threads;
   made->stalled = size > 1 ? stall() : 0;
   made->fibers.resize(threads);
+  made->paused.resize((threads + 31) / 32);
   for (int i = 0; i < threads; ++i) prepare(made->fibers[i], i, REGISTERS / resident / threads / 8 * 8);
   return made;
 }
 
-// A turn of a CTA's threads. If `ragged`, warps are left out at random.
+// Whether a warp is left out of a turn: at random, and now and then of many that follow each other.
+inline bool left_out(int& paused) {
+  if (paused > 0) return --paused >= 0;
+  if (pick() % 128 == 0) paused = 1 << pick() % 8;
+  return pick() % 4 == 0;
+}
+
+// A turn of a CTA's threads. If `ragged`, some warps are left out.
 inline void turn(Cta& here, bool ragged) {
   cta = &here;
   if (cluster->ctas.size() > 1) map_memory(stoker::raw, SHARED_BYTES, SHARED_BYTES * here.rank, MAP_FIXED);
   here.started = true;
   bool skip = false;
   for (Fiber& f : here.fibers) {
-    if (f.thread.x % 32 == 0) skip = ragged && pick() % 4 == 0;
+    if (f.thread.x % 32 == 0) skip = ragged && left_out(here.paused[f.thread.x / 32]);
     if (f.done || skip) continue;
     if (f.watched != nullptr) {
       if ((*f.watched & f.mask) == f.held) continue;

@@ -1,4 +1,5 @@
 // Entries of the GEMM kernels with clusters for the tests; every kernel of the .cu files can be given by its address.
+#include "gemm_launch.h"
 #include "sm90_bf16_gemm_gated.cu"
 #include "sm90_bf16_gemm_multicast.cu"
 #include "sm90_bf16_gemm_wide.cu"
@@ -10,35 +11,15 @@ STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 1, 128)
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 2, 8)
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 128, 1, 64)
 
-namespace {
-
-struct Launch {
-  int ctas, cluster, threads, seed;
-  unsigned char* x;
-  int64_t x_bytes;
-  const unsigned char* out;
-  int64_t out_bytes;
-};
-
-template <typename Arguments>
-void run(void (*kernel)(CUtensorMap, CUtensorMap, Arguments), const CUtensorMap* w_map, const CUtensorMap* x_map,
-         const Arguments* g, const Launch* l) {
-  if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
-  emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
-  emulator::run_grid(l->ctas, l->threads, l->seed, [=] { kernel(*w_map, *x_map, *g); }, l->cluster);
-}
-
-}  // namespace
-
 extern "C" void run_cluster_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::GemmArguments),
                                  const CUtensorMap* w_map, const CUtensorMap* x_map, const stoker::GemmArguments* g,
                                  const Launch* l) {
-  run(kernel, w_map, x_map, g, l);
+  run(l, [=] { kernel(*w_map, *x_map, *g); });
 }
 
 extern "C" void run_wide_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::WideArguments), const CUtensorMap* w_map,
                               const CUtensorMap* x_map, const stoker::WideArguments* g, const Launch* l) {
-  run(kernel, w_map, x_map, g, l);
+  run(l, [=] { kernel(*w_map, *x_map, *g); });
 }
 
 extern "C" int cluster_arguments_size() { return sizeof(stoker::GemmArguments); }

@@ -16,13 +16,18 @@ import pytest
 import torch
 from tests.kernels.emulator.build import compile_emulated, tensor_map
 
-from stoker_kernels.gemm import small, wide
+from stoker_kernels.gemm import adapted, small, wide
 from stoker_kernels.launch import cuda
+from stoker_kernels.lora import cluster_shrink
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
     *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh"),
-    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
+    *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
+)
+ADAPTED_SOURCES = (
+    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_lora_shrink.cu"),
+    *("sm90_gemm_cluster.cuh", "cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 
 
@@ -40,6 +45,14 @@ def compile_gemm(folder: Path) -> ctypes.CDLL:
     compiled = compile_emulated(SOURCES, "gemm.cpp", folder)
     assert compiled.cluster_arguments_size() == ctypes.sizeof(small._Arguments)
     assert compiled.wide_arguments_size() == ctypes.sizeof(wide._Arguments)
+    return compiled
+
+
+def compile_adapted(folder: Path) -> ctypes.CDLL:
+    """The library of adapted.cpp; skips the test where there is no g++."""
+    compiled = compile_emulated(ADAPTED_SOURCES, "adapted.cpp", folder)
+    assert compiled.adapter_arguments_size() == ctypes.sizeof(adapted.AdapterArguments)
+    assert compiled.shrink_arguments_size() == ctypes.sizeof(cluster_shrink.ShrinkArguments)
     return compiled
 
 
@@ -71,8 +84,8 @@ class Machine:
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
         launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
-        wide = "wide" in kernel.name
-        run = self.library.run_wide_gemm if wide else self.library.run_cluster_gemm
+        kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "": "cluster_gemm"}
+        run = getattr(self.library, f"run_{next(kinds[word] for word in kinds if word in kernel.name)}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:

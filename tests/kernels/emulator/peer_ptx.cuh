@@ -38,20 +38,6 @@ inline void look_again() {
 
 inline uint32_t count_arrival(uint32_t* at) { return (*at)++; }
 
-inline float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
-inline float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-inline uint32_t bf16_pair(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 inline float inverse_root(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
-
-inline uint32_t e4m3(float x) {
-  const uint32_t sign = std::signbit(x) ? 0x80u : 0u;
-  const float size = std::fmin(std::fabs(x), 448.0f);
-  if (size < 0x1p-6f) return sign | static_cast<uint32_t>(std::nearbyint(size * 0x1p9f));  // subnormal, or the least normal
-  int exponent;
-  const float fraction = std::frexp(size, &exponent);  // in [0.5, 1)
-  const auto eighths = static_cast<uint32_t>(std::nearbyint(fraction * 16.0f));  // 8…16; 16 carries into the exponent
-  return sign | (static_cast<uint32_t>(exponent + 6) * 8 + (eighths - 8));
-}
-inline uint32_t e4m3_pair(float low, float high) { return e4m3(low) | e4m3(high) << 8; }
 
 }  // namespace stoker

@@ -15,6 +15,13 @@ inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
+inline int load_int(const int* p) { return *p; }
+inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
+inline void copy_async_16(void* to, const void* from, bool there) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a misaligned copy");
+  there ? std::memcpy(to, from, 16) : std::memset(to, 0, 16);
+}
+inline void copies_wait() {}
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
@@ -47,6 +54,33 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 inline uint16_t to_f16(float x) { return bits<uint16_t>(static_cast<_Float16>(x)); }
+
+inline float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+inline float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+inline uint16_t f16_from_e4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  float value = exponent == 0 ? mantissa / 512.0f : std::ldexp(1.0f + mantissa / 8.0f, exponent - 7);
+  if (exponent == 15 && mantissa == 7) value = NAN;
+  return to_f16(x & 128 ? -value : value);
+}
+inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
+inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
+inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
+  low = f16_from_e4m3(x) | static_cast<uint32_t>(f16_from_e4m3(x >> 8)) << 16;
+  high = f16_from_e4m3(x >> 16) | static_cast<uint32_t>(f16_from_e4m3(x >> 24)) << 16;
+}
+
+inline uint32_t to_e4m3(float x) {
+  const uint32_t sign = std::signbit(x) ? 0x80u : 0u;
+  const float size = std::fmin(std::fabs(x), 448.0f);
+  if (size < 0x1p-6f) return sign | static_cast<uint32_t>(std::nearbyint(size * 0x1p9f));  // subnormal, or the least normal
+  int exponent;
+  const float fraction = std::frexp(size, &exponent);  // in [0.5, 1)
+  const auto eighths = static_cast<uint32_t>(std::nearbyint(fraction * 16.0f));  // 8…16; 16 carries into the exponent
+  return sign | (static_cast<uint32_t>(exponent + 6) * 8 + (eighths - 8));
+}
+inline uint32_t e4m3_pair(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------
 
@@ -92,6 +126,20 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 }
 inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_m16n8k16(d, a, b0, b1, from_bf16);
+}
+
+inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_m16n8k16(d, a, b0, b1, from_f16);
+}
+
+inline uint32_t transpose_matrix(uint32_t r) {
+  const auto all = emulator::gather(r, 32);
+  const int row = emulator::lane() / 4, column = emulator::lane() % 4 * 2;
+  uint32_t transposed = 0;
+  for (int half = 0; half < 2; ++half) {
+    transposed |= (all[(column + half) * 4 + row / 2] >> 16 * (row % 2) & 0xFFFF) << 16 * half;
+  }
+  return transposed;
 }
 
 // Lane 8m + i has the address of row i of matrix m, which becomes column i of the fragment.

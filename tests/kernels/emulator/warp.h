@@ -16,6 +16,7 @@ inline int atomicAdd(int* p, int value) {
   *p += value;
   return old;
 }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned ballot = 0;

@@ -7,6 +7,7 @@ import torch
 
 from stoker_kernels.gemm import cpu_dot, fixed
 from stoker_kernels.gemm.reference import linear, linear_fp64
+from stoker_kernels.launch import cpu_dot as products
 from stoker_kernels.quant import WeightKind, quantize_fp8, quantize_weight
 
 
@@ -24,7 +25,7 @@ def test_a_row_on_a_cpu_has_the_same_bits_in_every_batch(
     dtype: torch.dtype, kind: WeightKind, n: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_dot, "WIDENED_AT_ONCE", 128 * k)  # a quantized weight in several pieces
-    monkeypatch.setattr(cpu_dot, "THREAD_BYTES", 0)
+    monkeypatch.setattr(products, "THREAD_BYTES", 0)
     x, weight, bias = operands(39, n, k, dtype)
     packed = quantize_weight(weight, kind)
     whole = cpu_dot.linear(x, packed, bias=bias)

@@ -35,7 +35,7 @@ def target(
 
 
 def plan(adapters: torch.Tensor, slots: int) -> lora.LoraPlan:
-    made = lora.LoraPlan.allocate(len(adapters), slots, adapters.device).of(len(adapters), slots)
+    made = lora.LoraPlan.allocate(len(adapters), slots, adapters.device).of(adapters, slots)
     lora.group_tokens(adapters, slots, made)
     return made
 
@@ -51,7 +51,7 @@ def test_tokens_are_grouped_by_slot(seed: int, device: torch.device) -> None:
     adapters = draw(generator, tokens, slots, device)
     if seed == 5:
         adapters.fill_(slots - 1)
-    got, expected = (lora.LoraPlan.allocate(1024, slots, device).of(tokens, slots) for _ in range(2))
+    got, expected = (lora.LoraPlan.allocate(1024, slots, device).of(adapters, slots) for _ in range(2))
     got.order.fill_(99)
     got.adapters.fill_(99)
     lora.group_tokens(adapters, slots, got)
@@ -119,8 +119,8 @@ def check(
     got, expected = base.clone(), base.clone()
     step, planned = plan(adapters, slots), random.random() < 0.5
     for y, shrink, expand in ((got, lora.shrink_lora, lora.expand_lora), (expected, *DEFINITIONS)):
-        shrink(x, place, step, scratch, planned=planned)
-        expand(y, place, step, scratch, planned=planned)
+        parts = shrink(x, place, step, scratch, planned=planned)
+        expand(y, place, step, scratch, parts=parts, planned=planned)
     # Of the largest value: the interpreter rounds bf16 towards zero.
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     assert (got.float() - expected.float()).abs().max() <= tolerance * expected.float().abs().max()
@@ -153,14 +153,14 @@ def test_wide_matrices_match_in_a_graph(tokens: int, device: torch.device) -> No
     adapters = draw(generator, tokens, 8, device)
     adapters[0] = 0
     scratch = torch.empty(lora.scratch_elements(tokens, 8, 64, 3, 3584), device=device)
-    step = lora.LoraPlan.allocate(tokens, 8, device).of(tokens, 8)
+    step = lora.LoraPlan.allocate(tokens, 8, device).of(adapters, 8)
     got = torch.zeros((tokens, 4608), dtype=torch.bfloat16, device=device)
 
     def body() -> None:
         got.zero_()
         lora.group_tokens(adapters, 8, step)
-        lora.shrink_lora(x, place, step, scratch)
-        lora.expand_lora(got, place, step, scratch)
+        parts = lora.shrink_lora(x, place, step, scratch)
+        lora.expand_lora(got, place, step, scratch, parts=parts)
 
     body()
     graph = torch.cuda.CUDAGraph()
@@ -170,5 +170,5 @@ def test_wide_matrices_match_in_a_graph(tokens: int, device: torch.device) -> No
     graph.replay()
     expected = torch.zeros_like(got)
     reference.shrink_lora(x, place, step, scratch, planned=False)
-    reference.expand_lora(expected, place, step, scratch, planned=False)
+    reference.expand_lora(expected, place, step, scratch, parts=1, planned=False)
     torch.testing.assert_close(got.float(), expected.float(), rtol=3e-2, atol=0.5)

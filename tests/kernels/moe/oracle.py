@@ -101,3 +101,36 @@ def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1).long()
     numbers = spoken[codes & 7] * (1 - 2 * (codes >> 3))
     return numbers * torch.pow(2.0, scales.double() - 127).repeat_interleave(32, dim=1)
+
+
+def int4_code(row: list[int], column: int) -> int:
+    """The code of a column in the bytes of a row of four-bit integers, by the layout's words alone."""
+    columns, start = 2 * len(row), 0
+    while True:
+        size = 256 if columns - start >= 256 else 1 << (columns - start).bit_length() - 1
+        if column < start + size:
+            break
+        start += size
+    place, word = divmod(column - start, size // 8)
+    byte = start // 2 + 4 * word + 2 * (place % 2) + place // 4
+    return row[byte] >> 4 * (place // 2 % 2) & 15
+
+
+def int4_numbers(data: Tensor, scale: Tensor, group: int) -> Tensor:
+    """fp64 [R, K] of rows of bytes [R, K / 2] and of scales beside zero points [groups, R, 2]."""
+    rows = [[int4_code(row, column) for column in range(2 * len(row))] for row in data.tolist()]
+    codes = torch.tensor(rows, dtype=torch.float64, device=data.device)
+    at = torch.arange(codes.shape[1], device=data.device) // (group or codes.shape[1])
+    settings = scale.double()[at]
+    return (codes - settings[..., 1].t()) * settings[..., 0].t()
+
+
+def int4_experts(weights: ExpertWeights) -> ExpertWeights:
+    """The same experts in fp32, decoded number by number."""
+    assert weights.gate_up_scale is not None
+    assert weights.down_scale is not None
+    up, down = (
+        torch.stack([int4_numbers(*each, weights.group) for each in zip(data, scale, strict=True)]).float()
+        for data, scale in ((weights.gate_up, weights.gate_up_scale), (weights.down, weights.down_scale))
+    )
+    return ExpertWeights(up, down, gate_up_bias=weights.gate_up_bias, down_bias=weights.down_bias)

@@ -9,7 +9,8 @@ import torch
 from tests.kernels.moe.oracle import mixed, mxfp4_numbers, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_mxfp4, quantize_experts, quantize_mxfp4, route
-from stoker_kernels.moe.mxfp4_layout import scale_bytes, steps_of, unpack_mxfp4
+from stoker_kernels.moe.mxfp4_layout import scale_bytes, unpack_mxfp4
+from stoker_kernels.moe.steps import steps_of
 
 CPU = torch.device("cpu")
 WIDTHS = sorted({32, 2880, *(32 * random.randrange(1, 40) for _ in range(12))})

@@ -22,6 +22,8 @@ def test_a_plan_has_room_for_any_routing() -> None:
                 counts[expert] += 1
         needed = sum(-(-count // tile) for count in counts)
         assert needed <= tiles.most_tiles(tokens, top_k, experts)
+        fixed = tiles.fixed_sizes(tokens, top_k, experts)
+        assert sum(-(-count // fixed.tile) for count in counts) <= fixed.most
         if tiles.in_one_program(tokens, top_k):
             assert max(counts) <= tile
             rows = tiles.route_tokens(tokens, top_k)
@@ -33,7 +35,7 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
     ahead = {
         (
             each.spec.kernel.__name__,
-            each.constants["KIND"] == triton_experts.MXFP4,
+            each.constants["KIND"],
             each.constants["TOKENS"],
             each.constants["ROWS"],
             *each.spec.options.values(),
@@ -41,14 +43,22 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         for each in aot.variants(90)
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
+    for name in ("gate_up_kernel", "down_kernel"):
+        for packed, shape in ((False, tiles.FIXED_TILE), (True, tiles.FIXED_PACKED_TILE)):
+            for tile in (each for each in tiles.TOKEN_TILES if each <= tiles.FIXED_TOKENS):
+                assert (name, packed, tile, shape.rows, shape.warps, shape.stages) in ahead
     shuffled = random.Random(5)
     for _ in range(500):
         tile, rows = shuffled.choice(tiles.TOKEN_TILES), shuffled.randint(1, 20000)
         gated = shuffled.random() < 0.5
         name = "gate_up_kernel" if gated else "down_kernel"
-        for packed, rule in enumerate((tiles.row_tile, tiles.packed_row_tile)):
-            shape = rule(tile, shuffled.randint(1, 400), rows, shuffled.choice((78, 108, 132)), gated=gated)
-            assert (name, bool(packed), tile, shape.rows, shape.warps, shape.stages) in ahead
+        count, sms = shuffled.randint(1, 400), shuffled.choice((78, 108, 132))
+        packed = tiles.packed_row_tile(tile, count, rows, sms, gated=gated)
+        assert (name, triton_experts.MXFP4, tile, packed.rows, packed.warps, packed.stages) in ahead
+        for kind in (triton_experts.DENSE, triton_experts.CHANNEL, triton_experts.BLOCKED):
+            for as_fp8 in {False, kind != triton_experts.DENSE}:
+                shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8)
+                assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
 
 
 def test_few_tokens_still_use_every_sm() -> None:

@@ -1,4 +1,4 @@
-"""manifests/lookup.py: the Job that looks up what a followed revision stands for now."""
+"""manifests/fetching/lookup.py: the Job that looks up what a followed revision stands for now."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     return manifests.deployment(service, settings, model, first_variant(service))
 
 
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "demo"}}
 EVERYTHING: dict[str, Any] = {
     "replicas": 3,
     "model": {
@@ -138,6 +139,26 @@ def test_without_a_shared_volume(
     if mode == "Node":
         made.append(manifests.fill_job(built, settings, model, "node-3", 1, datetime(2026, 1, 1, tzinfo=UTC)))
     golden(f"cache-{mode.lower()}", [*made, manifests.network_policy(built)])
+
+
+def test_an_image_is_mounted_by_its_digest(service: Build, settings: Settings, golden: Any) -> None:
+    model = {"uri": "oci://r.example:5000/team/qwen:v2", "secretRef": {"name": "login"}, "endpoint": "http://mirror"}
+    cache = {"mode": "Image", "image": {"path": "deep/m.gguf", "pullPolicy": "Always"}}
+    built = service(cache=cache, model=model, podTemplate={"spec": {"imagePullSecrets": [{"name": "runtime"}]}})
+    found = FetchedModel("sha256:0a", "sha256:0a", 3 * 10**9, "", "elsewhere")
+    made = [manifests.prefetch_job(built, settings, "Image", 1), deployment(built, settings, found)]
+    golden("cache-image", [*made, manifests.network_policy(built)])
+
+
+@pytest.mark.parametrize("at", ["", ":v2", f"@sha256:{'c0' * 32}", f":v2@sha256:{'c0' * 32}"])
+def test_whatever_names_an_image_the_pods_have_its_digest(service: Build, settings: Settings, at: str) -> None:
+    built = service(model={"uri": f"oci://127.0.0.1:5123/a/b-c{at}"}, cache={"mode": "Image"})
+    found = FetchedModel(f"sha256:{'1d' * 32}", f"sha256:{'1d' * 32}", 7, "", "m.gguf")
+    pod = deployment(built, settings, found)["spec"]["template"]["spec"]
+    [image] = [volume["image"] for volume in pod["volumes"] if "image" in volume]
+    assert image == {"reference": f"127.0.0.1:5123/a/b-c@sha256:{'1d' * 32}", "pullPolicy": "IfNotPresent"}
+    assert pod["containers"][0]["args"][1] == "/models/m.gguf"
+    assert pod["initContainers"] == []
 
 
 @pytest.mark.parametrize(
@@ -462,9 +483,9 @@ def test_autoscalers(service: Build, golden: Any, engine: str) -> None:
     )
     assert built.autoscaling is not None
     if engine == "HPA":
-        golden("hpa", [manifests.pod_autoscaler(built, built.autoscaling)])
+        golden("hpa", [manifests.pod_autoscaler(built, built.autoscaling, DEPLOYMENT)])
     else:
-        golden("keda", [manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090")])
+        golden("keda", [manifests.scaled_object(built, built.autoscaling, DEPLOYMENT, "http://prometheus:9090")])
 
 
 def test_the_stamp_covers_everything_but_itself() -> None:

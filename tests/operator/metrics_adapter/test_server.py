@@ -32,6 +32,7 @@ from stoker_operator.spec.service import FetchedModel, InferenceService
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[3]
 API = "/apis/custom.metrics.k8s.io/v1beta2"
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "demo"}}
 Object = dict[str, Any]
 
 # What it does with the option ServerSideApply=true.
@@ -162,7 +163,7 @@ async def scaled(
     for manifest in (
         manifests.service_account(built),
         manifests.deployment(built, Settings(), model, first_variant(built)),
-        manifests.pod_autoscaler(built, built.autoscaling),
+        manifests.pod_autoscaler(built, built.autoscaling, DEPLOYMENT),
     ):
         manifest["metadata"] = {k: v for k, v in manifest["metadata"].items() if k != "ownerReferences"}
         manifest["metadata"]["namespace"] = namespace

@@ -321,6 +321,31 @@ def test_a_model_that_lies_on_a_claim_is_hashed_there_and_copied_nowhere(service
     assert applied(there.plan())[0][0] == "Job"
 
 
+def test_an_image_is_looked_up_once_and_no_volume_is_made(service: Build, live: Any) -> None:
+    there = World(service(model={"uri": "oci://r.example/team/m:v1"}, cache={"mode": "Image"}), live)
+    plan = there.plan()
+    [(kind, _)] = applied(plan)
+    assert (kind, plan.claim) == ("Job", "")
+    assert plan.actions[0].reason == "oci://r.example/team/m:v1 was not looked up yet"
+    there.claim = {"metadata": {"name": "none", "uid": "Image"}}  # what stands for a volume in names
+    there.job(ended="Complete").pod(REPORT | {"digest": "sha256:ab", "path": "", "serve": ""}, phase="Succeeded")
+    plan = there.plan()
+    assert plan.model is not None
+    assert (plan.model.digest, plan.actions) == ("sha256:ab", ())
+    assert "sha256:ab is the image that was looked up" in plan.conditions()[1].message
+
+
+def test_what_is_no_image_is_said_with_the_runtimes_own_words(service: Build, live: Any) -> None:
+    there = World(service(model={"uri": "oci://r.example/team/m:v1"}, cache={"mode": "Image"}), live)
+    there.claim = {"metadata": {"name": "none", "uid": "Image"}}
+    words = "oci://r.example/team/m:v1 is an artifact of files and no image"
+    there.job(ended="Failed").pod({"reason": "BadRequest", "message": words}, code=3, phase="Failed")
+    finding = there.plan().finding
+    assert finding is not None
+    assert (finding.reason, finding.stalled) == ("BadRequest", True)
+    assert words in finding.message
+
+
 @pytest.mark.parametrize(
     ("spec", "claim", "field"),
     [

@@ -245,6 +245,22 @@ def test_a_permanent_trouble_comes_first() -> None:
     assert found.reason == "ImagePullFailed"
 
 
+def test_the_image_of_a_model_is_told_from_that_of_a_container() -> None:
+    model = "r.example/models/qwen@sha256:77"
+    words = f'Back-off pulling image "{model}": ErrImagePull: failed to resolve: 401 Unauthorized'
+    mounts = {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "models", "image": {"reference": model}}]}
+    waits = pod(engine=waiting("ImagePullBackOff", words)) | {"spec": mounts}
+    trouble = trouble_of(waits)
+    assert trouble is not None
+    assert (trouble.reason, trouble.permanent) == ("ImagePullFailed", True)
+    for text in (model, "401 Unauthorized", "spec.model.uri", "spec.model.secretRef"):
+        assert text in trouble.message
+    assert "runtime.image" not in trouble.message
+    other = trouble_of(pod(engine=waiting("ErrImagePull", "i:1 not found")) | {"spec": mounts})
+    assert other is not None
+    assert "spec.runtime.image" in other.message
+
+
 def test_a_long_message_is_cut() -> None:
     trouble = trouble_of(pod(engine={"state": ended(1, "x" * 5000), "restartCount": 0}))
     assert trouble is not None

@@ -13,6 +13,7 @@ from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
 from stoker_operator.plan.fit import LARGE_GIB, asks_gpu, assess, remembered_gpu
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.adapters.layout import AdapterLayout
+from stoker_runtime.adapters.memory import slot_bytes
 from stoker_runtime.executor.resolve import (
     GIB,
     LARGE_GPU_BYTES,
@@ -88,6 +89,28 @@ def test_room_for_adapters_is_in_the_sum(service: Build, args: list[str]) -> Non
     assert fit.required_gib - without.required_gib == pytest.approx(slots / 0.9, abs=0.11)
     assert f"room for {engine.max_loras} adapters" in fit.message
     assert ("TooLarge" if args[:1] == ["--max-lora-rank"] else "Fits") == fit.verdict
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 3)])
+def test_room_for_adapters_on_several_gpus(tensor: int, pipeline: int, service: Build) -> None:
+    """No less than the fullest rank's slots take, and no more than if it had its layers whole."""
+    spec = build_spec(read_source("shape:qwen2.5-7b"))
+    model = replace(SEVEN_B, lora_line=AdapterLayout.of(spec, embeddings=False).line)
+    asked: dict[str, Any] = {
+        "resources": {"gpus": tensor * pipeline, "gpuProducts": ["NVIDIA-A10"]},
+        "parallelism": {"tensor": tensor, "pipeline": pipeline},
+        "model": {"uri": "hf://a/b", "adapters": []},
+    }
+    fit = assess(service(**asked), model)
+    assert fit is not None
+    config = resolve(parse_serve(["m", "--enable-lora", "--max-loras", "4"], {}).engine, spec, "cuda")
+
+    def fullest(tensors: int) -> float:
+        parts = [split_spec(spec, place) for place in places(tensors, pipeline)]
+        return max(config.max_loras * slot_bytes(config, part) for part in parts) / GIB
+
+    assert fullest(tensor) <= fit.adapters_gib + 0.01
+    assert fit.adapters_gib == pytest.approx(fullest(1), abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +199,7 @@ def test_eight_bit_types_count_for_what_they_are(service: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "gib"), [("W4", 3.7), ("Q4K", 4.1), ("Q8_0", 7.5), ("ModelOpt", 14.2), ("AWQ", 14.2)]
+    ("quantization", "gib"), [("W4", 3.8), ("Q4K", 4.1), ("Q8_0", 7.5), ("ModelOpt", 14.2), ("AWQ", 14.2)]
 )
 def test_weights_that_become_four_bits_at_load_shrink_and_those_that_are_do_not(
     service: Build, quantization: str, gib: float

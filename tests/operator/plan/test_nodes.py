@@ -12,7 +12,7 @@ from tests.operator.plan.cache_world import NOW, stamp
 
 from stoker_operator import manifests
 from stoker_operator.manifests import copies
-from stoker_operator.manifests.fill import node_of
+from stoker_operator.manifests.fetching.fill import node_of
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Apply, Delete
 from stoker_operator.plan.nodes import NodesPlan, plan_nodes

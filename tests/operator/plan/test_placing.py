@@ -41,7 +41,7 @@ def test_a_change_takes_an_old_pods_place_only_where_that_makes_room(
     assert deployment["spec"]["strategy"]["rollingUpdate"] == expected
     asked = there.plan().asks_room
     assert (asked is not None) is (gpus > 0 and room is None)
-    assert asked is None or asked == deployment["spec"]["template"]["spec"]
+    assert asked is None or asked == [deployment["spec"]["template"]["spec"]]
 
 
 def test_where_nothing_serves_nothing_is_lost(world: Any) -> None:

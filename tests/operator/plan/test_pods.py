@@ -146,6 +146,16 @@ def test_who_does_not_answer_is_not_ready_whatever_is_said(world: Any, pods: int
     assert "Pod p0 is said to be ready and does not answer: node n1 may have stopped reporting" in told.message
 
 
+def test_a_node_that_pulls_the_models_image_is_told(world: Any) -> None:
+    made = [{"type": "PodReadyToStartContainers", "status": "True"}, {"type": "Ready", "status": "False"}]
+    waits = {"containerStatuses": [container(state={"waiting": {"reason": "ContainerCreating"}})], "conditions": made}
+    for volumes, told in (([{"name": "models", "image": {"reference": "r.io/m@sha256:1"}}], True), ([], False)):
+        there = world().pod().pod(ready=False, phase="Pending", **waits)
+        there.pods[-1]["spec"]["volumes"] = volumes
+        ready = next(item for item in there.plan().conditions if item.type == "Ready")
+        assert ("1 pod waits for the model's image to be pulled" in ready.message) is told
+
+
 def test_what_a_pod_that_serves_warns_of_is_told(world: Any) -> None:
     there = world().pod()
     remember(there)

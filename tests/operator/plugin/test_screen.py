@@ -43,6 +43,24 @@ def container(name: str, restarts: int = 0, *, last: Object | None = None, **sta
 RUNS = {"containerStatuses": [container("engine", running={})]}
 
 
+def test_groups_that_were_made_anew_are_told_with_their_cause(raw: Callable[..., Object]) -> None:
+    steady = {"index": 0, "revision": "r", "since": ago(days=1), "leader": "a"}
+    anew = steady | {"index": 4, "restarts": 2, "restarted": ago(minutes=6), "why": "pod x-nodes-4-1 was deleted"}
+    service = seen(raw, "Serving", groups=[steady, anew], scaling={"desired": 5})
+    text = "\n".join(screen(service, [], [], NOW))
+    assert f"groups     4 was made anew 2 times, last at {ago(minutes=6)}: pod x-nodes-4-1 was deleted" in text
+    assert "scaling    5 groups wanted" in text
+
+
+def test_logs_are_of_workers_too(raw: Callable[..., Object]) -> None:
+    """The leader's first, which has the API's; where a worker ended, its last words."""
+    pods = [pod("w", "worker", age=5, **RUNS), pod("l", age=9, **RUNS)]
+    assert choose(seen(raw, "Serving"), pods) == [Log("l", "engine"), Log("w", "engine")]
+    died = {"containerStatuses": [container("engine", 1, last={"exitCode": 1}, running={})]}
+    pods = [pod("w", "worker", **died), pod("l", **RUNS)]
+    assert choose(seen(raw, "GroupRestarting"), pods) == [Log("w", "engine", previous=True)]
+
+
 def test_the_screen_says_what_since_when_and_what_to_do(raw: Callable[..., Object]) -> None:
     cache = {"progress": "25%", "claim": "models-1", "etaSeconds": 77}
     service = seen(raw, "TokenRejected", "The hub wants a token.", cache=cache)

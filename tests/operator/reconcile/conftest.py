@@ -15,7 +15,8 @@ from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
-from stoker_operator.manifests import cache, workload
+from stoker_operator.manifests import workload
+from stoker_operator.manifests.fetching import asking
 from stoker_operator.reconcile import Reconciler
 
 Object = dict[str, Any]
@@ -63,7 +64,7 @@ async def engine(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     monkeypatch.setattr(workload, "PORT", runner.addresses[0][1])
-    monkeypatch.setattr(cache, "PROGRESS_PORT", runner.addresses[0][1])
+    monkeypatch.setattr(asking, "PROGRESS_PORT", runner.addresses[0][1])
     yield asked
     await runner.cleanup()
 

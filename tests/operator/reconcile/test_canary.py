@@ -17,7 +17,8 @@ from tests.operator.reconcile.kubelet import REPORT, Node, condition
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
-from stoker_operator.manifests import cache, workload
+from stoker_operator.manifests import workload
+from stoker_operator.manifests.fetching import asking
 from stoker_operator.observe.rollout import is_ready
 from stoker_operator.reconcile import Reconciler
 
@@ -87,7 +88,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch, engines: Engines) -> AsyncIter
     port = runner.addresses[0][1]
     await web.TCPSite(runner, ADDRESSES["canary"], port).start()
     monkeypatch.setattr(workload, "PORT", port)
-    monkeypatch.setattr(cache, "PROGRESS_PORT", port)
+    monkeypatch.setattr(asking, "PROGRESS_PORT", port)
     yield asked
     await runner.cleanup()
 

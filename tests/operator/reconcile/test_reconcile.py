@@ -73,10 +73,19 @@ async def test_from_apply_to_serving(
         assert text in events
 
 
+IMAGE = {"model": {"uri": "oci://r.example/team/m:v1"}, "cache": {"mode": "Image", "image": {"path": "deep/m"}}}
+
+
+@pytest.mark.parametrize("spec", [{}, IMAGE], ids=["volume", "image"])
 async def test_a_second_reconcile_writes_nothing(
-    serve: Callable[..., Any], reconciler: Reconciler, cluster: Cluster, namespace: str, engine: list[Object]
+    serve: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    engine: list[Object],
+    spec: Object,
 ) -> None:
-    await serve()
+    await serve(**spec)
     before = await versions(cluster, namespace)
     for _ in range(3):
         assert await reconciler.reconcile(namespace, "demo") is None

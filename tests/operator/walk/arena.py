@@ -20,7 +20,8 @@ from tests.operator.walk.late import LateMirror
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
-from stoker_operator.manifests import cache, workload
+from stoker_operator.manifests import workload
+from stoker_operator.manifests.fetching import asking
 from stoker_operator.observe.mirror import OURS, Mirror
 from stoker_operator.observe.observe import CHILDREN
 from stoker_operator.process import spare_garbage
@@ -63,7 +64,7 @@ class Arena:
             await arena.mirror.list_all(kind, "default", OURS)
         port = runner.addresses[0][1]
         arena._patch.setattr(workload, "PORT", port)
-        arena._patch.setattr(cache, "PROGRESS_PORT", port)
+        arena._patch.setattr(asking, "PROGRESS_PORT", port)
         return arena
 
     async def close(self) -> None:

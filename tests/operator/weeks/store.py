@@ -109,7 +109,7 @@ class Store(Cluster):
         """A JSON merge patch: nobody but the operator changes what is the operator's here, so none is needed."""
         raise AssertionError(f"{kind.kind} {name} is restored, and nobody edited it: {patch}")
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
         """Delete this very object; what it owns follows."""
         self._write("delete", kind, name)
         live = self.find(kind, name, namespace)

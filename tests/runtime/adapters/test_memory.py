@@ -105,6 +105,7 @@ def test_matrices_come_to_their_place_with_their_scale(tmp_path: Path) -> None:
         (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 64)}), {}, "--lora-embeddings"),
         (lambda t: t.update({f"{BASE}.self_attn.v_proj.lora_A.weight": torch.ones(4, 63)}), {}, r"takes \[4, 64\]"),
         (lambda t: t[f"{BASE}.self_attn.v_proj.lora_B.weight"].fill_(torch.nan), {}, "not finite"),
+        (lambda t: t, {"lora_alpha": 1e39}, "times its scale 2.5e.38, is beyond"),
         (lambda t: t, {"r": 8}, r"takes \[8, 64\]"),
         (lambda t: t.clear(), {"target_modules": ["nothing"]}, "names no module"),
     ],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime.models.test_zoo import SEED, save_random
+from tests.runtime.models.test_zoo import ROWS, SEED, Row, save_random
 
 from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.bench.verify import TOLERANCE_BF16, TOLERANCE_FP8, Tolerance, verify_greedy
@@ -54,11 +55,37 @@ def test_a_mixture_may_lose_what_rounding_loses(name: str, tmp_path: Path) -> No
     assert lost.most_mean <= max(TOLERANCE_FP8.mean, TOLERANCE_FP8.one / (3 * LENGTH))
 
 
+@pytest.mark.parametrize("layers", [1, 28, 40, 63, 112])
+def test_a_deeper_model_may_lose_more_and_no_wrong_one_passes(layers: int) -> None:
+    """Bounds grow with the root of the layers, far less than what a wrong kernel loses at every position: 5 logits."""
+    allowed = TOLERANCE_BF16.of(layers)
+    assert allowed.one == pytest.approx(0.4 * max(1.0, layers / 28) ** 0.5)
+    assert allowed.mean == pytest.approx(allowed.one / 8)
+    assert allowed.one < 5 / 4
+    assert Tolerance(0.3, 0.1).of(layers) == Tolerance(0.3, 0.1), "what somebody asked for is what counts"
+
+
+def test_a_deep_model_s_wrong_engine_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 90 layers: what rounding costs passes, layers in another order do not."""
+    row = ROWS["LlamaForCausalLM"]
+    deep = Row(row.config, lambda rng: row.changes(rng) | {"num_hidden_layers": 90}, row.published, row.settings)
+    monkeypatch.setitem(ROWS, "LlamaForCausalLM", deep)
+    spec, weights = loaded("LlamaForCausalLM", tmp_path, torch.bfloat16)
+    assert spec.num_layers == 90
+    prompt = list(range(5, 30))
+    right = greedy(spec, weights, prompt, torch.bfloat16)
+    assert verify_greedy(spec, weights, [(prompt, right)], TOLERANCE_BF16).passed
+    backwards = replace(weights, layers=weights.layers[::-1])
+    wrong = greedy(spec, backwards, prompt, torch.bfloat16)
+    assert wrong != right
+    assert not verify_greedy(spec, weights, [(prompt, wrong)], TOLERANCE_BF16).passed
+
+
 def test_a_dense_model_may_not(tmp_path: Path) -> None:
     spec, weights = loaded("LlamaForCausalLM", tmp_path, torch.bfloat16)
     prompt = list(range(5, 30))
     output = greedy(spec, weights, prompt, torch.float32)
     verdict = verify_greedy(spec, weights, [(prompt, output)], TOLERANCE_BF16)
     assert verdict.passed
-    assert verdict.most_mean == max(TOLERANCE_BF16.mean, TOLERANCE_BF16.one / LENGTH)
+    assert verdict.most_mean == max(TOLERANCE_BF16.mean, TOLERANCE_BF16.one / LENGTH), "of three layers"
     assert not verify_greedy(spec, weights, [(prompt, [output[0], *([4] * 9)])], TOLERANCE_BF16).passed

@@ -169,6 +169,19 @@ async def test_stopped_engine_is_found_and_may_recover(start: Starter) -> None:
     assert len(tokens(outputs["next"])) == 5
 
 
+async def test_the_age_of_a_step_that_does_not_end_is_known(start: Starter) -> None:
+    engine = await start("slow")
+    stream = engine.submit([request("waiting", 4000)])
+    await stream.next()
+    os.kill(engine.ready.pid, signal.SIGSTOP)
+    await until(lambda: engine.stats().step_age > 1.0)
+    engine.check_health()
+    os.kill(engine.ready.pid, signal.SIGCONT)
+    await until(lambda: engine.stats().step_age < 1.0)
+    engine.abort(["waiting"])
+    await until(lambda: engine.stats().running == 0 and engine.stats().step_age == 0.0)
+
+
 async def test_slow_consumer_stalls_nobody(start: Starter) -> None:
     engine = await start()
     slow = engine.submit([request("slow", 500)])

@@ -16,6 +16,7 @@ import hashlib
 import random
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,9 @@ class Slot:
     position: int = 0
 
 
+READER = ThreadPoolExecutor(1)
+
+
 @dataclass
 class UniformAdapters:
     """Slots for adapters, and host copies: a folder is its path, and one called "bad…" cannot be read."""
@@ -53,11 +57,17 @@ class UniformAdapters:
     copies: dict[int, str] = field(default_factory=dict)
     reads: int = 0
 
-    def read(self, path: str) -> UniformAdapters:
+    def begin(self, number: int, path: str) -> Future[UniformAdapters]:
         self.reads += 1
+        return READER.submit(self._read, path)
+
+    def _read(self, path: str) -> UniformAdapters:
         if path.startswith("bad"):
             raise ModelError(f"{path}: it is bad")
         return self
+
+    def poll(self) -> None:
+        """Nobody else has to be asked."""
 
     def keep(self, number: int, adapter: object) -> None:
         assert number not in self.copies, "a copy is made twice"
@@ -65,7 +75,7 @@ class UniformAdapters:
         assert len(self.copies) <= self.host_copies, "too many copies on the host"
 
     def drop(self, number: int) -> None:
-        del self.copies[number]
+        self.copies.pop(number, None)
 
 
 class UniformLaunched:

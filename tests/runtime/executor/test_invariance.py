@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.runtime.bits import Logits, bit_workload, watch_logits
+from tests.runtime.models import test_zoo
 from torch import Tensor
 
 from stoker_kernels.launch import dispatch
 from stoker_runtime import LLM
-from stoker_runtime.request import SamplingParams
-from stoker_runtime.sampling.sampler import Sampler
-from stoker_runtime.step.batch import SlotAssign
 
-Logits = dict[tuple[int, int], bytes]
 VOCAB = 104
 
 
@@ -31,32 +29,13 @@ def usual_again() -> Iterator[None]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Logits:
-    """The logits of each (request's seed, position), checked to be the same whenever they are computed."""
-    found: Logits = {}
-    seeds: dict[tuple[Sampler, int], int] = {}
-    assign, call = Sampler.assign, Sampler.__call__
-
-    def assigned(self: Sampler, assigns: Sequence[SlotAssign]) -> None:
-        seeds.update({(self, each.slot): each.seed for each in assigns})
-        assign(self, assigns)
-
-    def called(self: Sampler, logits: Tensor, row_slots: Tensor, positions: Tensor, mode: str) -> Tensor:
-        for row, slot in enumerate(row_slots.tolist()):
-            if (self, slot) in seeds:  # no padding, and no rehearsal before the first request
-                key = seeds[self, slot], int(positions[row])
-                bits = logits[row].clone().view(torch.uint8).cpu().numpy().tobytes()
-                assert found.setdefault(key, bits) == bits, f"seed and position {key}"
-        return call(self, logits, row_slots, positions, mode)
-
-    monkeypatch.setattr(Sampler, "assign", assigned)
-    monkeypatch.setattr(Sampler, "__call__", called)
-    return found
+    return watch_logits(monkeypatch)
 
 
-def checkpoint(folder: Path, rng: random.Random, unit: int = 8) -> str:
-    """A random Llama, or Qwen with norms of queries and keys; `unit` divides its sizes."""
+def checkpoint(folder: Path, rng: random.Random, unit: int = 8, experts: int = 0) -> str:
+    """A random Llama, or Qwen with norms of queries and keys, or a mixture of `experts`; `unit` divides its sizes."""
     heads, head_dim, layers = rng.choice([2, 6]), rng.choice([1, 2, 3] if unit < 64 else [1, 2]) * min(unit, 64), 2
-    hidden, ffn, normed = rng.choice([5, 9]) * unit, rng.choice([7, 11]) * unit, rng.random() < 0.5
+    hidden, ffn, normed = rng.choice([5, 9]) * unit, rng.choice([7, 11]) * unit, bool(experts) or rng.random() < 0.5
     kv, generator = heads // 2 * head_dim, torch.Generator().manual_seed(rng.getrandbits(30))
 
     def weight(*shape: int) -> Tensor:
@@ -68,53 +47,82 @@ def checkpoint(folder: Path, rng: random.Random, unit: int = 8) -> str:
         shapes = {
             "self_attn.q_proj": (heads * head_dim, hidden), "self_attn.k_proj": (kv, hidden),
             "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, heads * head_dim),
-            "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn),
         }  # fmt: skip
+        feeds = [f"mlp.experts.{expert}." for expert in range(experts)] or ["mlp."]
+        for each in feeds:
+            shapes |= {f"{each}gate_proj": (ffn, hidden), f"{each}up_proj": (ffn, hidden)}
+            shapes |= {f"{each}down_proj": (hidden, ffn)}
+        shapes |= {"mlp.gate": (experts, hidden)} if experts else {}
         norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim} if normed else {}
         tensors |= {f"model.layers.{layer}.{name}.weight": weight(*shape) for name, shape in shapes.items()}
         tensors |= {f"model.layers.{layer}.{name}.weight": 1 + weight(size) for name, size in norms.items()}
     save_file(tensors, folder / "model.safetensors")
-    kind = "Qwen3" if normed else "Llama"
+    kind = "Qwen3Moe" if experts else "Qwen3" if normed else "Llama"
+    mixture: dict[str, Any] = {
+        "num_experts": experts, "num_experts_per_tok": 3, "moe_intermediate_size": ffn, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
     config: dict[str, Any] = {
-        "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(), "hidden_size": hidden,
+        "architectures": [f"{kind}ForCausalLM"], "model_type": "qwen3_moe" if experts else kind.lower(),
+        "hidden_size": hidden,
         "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": heads // 2, "head_dim": head_dim, "vocab_size": VOCAB, "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False,
-        "eos_token_id": 2, "torch_dtype": "float32",
+        "eos_token_id": 2, "torch_dtype": "float32", **(mixture if experts else {}),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
-def workload(rng: random.Random, count: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts that share prefixes, each with a seed of its own, greedy or sampled."""
-    shared = [rng.randrange(3, VOCAB) for _ in range(40)]
-    prompts = [
-        shared[: rng.choice([0, 16, 33, 40])] + [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 30))]
-        for _ in range(count)
-    ]
-    params = [
-        SamplingParams(
-            max_tokens=rng.randint(1, 40), temperature=rng.choice([0.0, 1.0]), seed=seed, ignore_eos=rng.random() < 0.5,
-            top_k=rng.choice([0, 7]), presence_penalty=rng.choice([0.0, 0.7]), logprobs=rng.choice([None, 3]),
-        )
-        for seed in range(count)
-    ]  # fmt: skip
-    return prompts, params
-
-
 @pytest.mark.parametrize(
-    ("dtype", "quantization", "seed"), [("float32", "none", 1), ("bfloat16", "none", 2), ("bfloat16", "fp8", 3)]
+    ("dtype", "quantization", "seed"),
+    [("float32", "none", 1), ("bfloat16", "none", 2), ("bfloat16", "fp8", 3), ("bfloat16", "w4", 4)],
 )
 def test_no_schedule_changes_a_bit_of_logits(
     dtype: str, quantization: str, seed: int, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    model = checkpoint(tmp_path, rng)
-    prompts, params = workload(rng, 12)
+    check_schedules(checkpoint(tmp_path, rng), dtype, quantization, rng, seen, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [
+        ("Qwen2MoeForCausalLM", "bfloat16", "none"),
+        ("GptOssForCausalLM", "float32", "none"),
+        ("Glm4MoeForCausalLM", "bfloat16", "fp8"),
+        ("DeepseekV2ForCausalLM", "float32", "none"),
+        ("DeepseekV3ForCausalLM", "bfloat16", "none"),
+    ],
+)
+def test_nor_with_a_mixture_or_latents(
+    name: str, dtype: str, quantization: str, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print(f"seed {test_zoo.SEED}")
+    row = test_zoo.ROWS[name]
+    changed = test_zoo.Row(
+        row.config, lambda rng: row.changes(rng) | {"vocab_size": VOCAB}, row.published, row.settings
+    )
+    monkeypatch.setitem(test_zoo.ROWS, name, changed)
+    test_zoo.save_random(name, tmp_path)
+    check_schedules(str(tmp_path), dtype, quantization, random.Random(test_zoo.SEED), seen, monkeypatch, count=8)
+
+
+def check_schedules(
+    model: str,
+    dtype: str,
+    quantization: str,
+    rng: random.Random,
+    seen: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    count: int = 12,
+) -> None:
+    """Requests alone, crowded with a cache and preemptions, and with drafts."""
+    prompts, params = bit_workload(rng, count, VOCAB)
     sizes: dict[str, Any] = {"device": "cpu", "dtype": dtype, "max_model_len": 128, "page_size": 16}
-    sizes |= {"batch_invariant": True, "cpu_threads": 1, "quantization": quantization}
+    sizes |= {"batch_invariant": True, "cpu_threads": 1, "quantization": quantization, "runner": "generate"}
     with LLM(
         model, **sizes, max_num_seqs=1, max_num_batched_tokens=128, num_gpu_blocks=8, enable_prefix_caching=False
     ) as roomy:
@@ -138,14 +146,18 @@ def test_no_schedule_changes_a_bit_of_logits(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("fp8", "auto"), ("none", "fp8")])
+@pytest.mark.parametrize(
+    ("quantization", "kv", "experts"),
+    [("none", "auto", 0), ("fp8", "auto", 0), ("none", "fp8", 0), ("w4", "auto", 0), ("none", "auto", 16),
+     ("fp8", "auto", 8)],
+)  # fmt: skip
 @pytest.mark.parametrize("seed", range(3))
 def test_no_schedule_changes_a_bit_on_a_gpu(
-    quantization: str, kv: str, seed: int, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
+    quantization: str, kv: str, experts: int, seed: int, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    model = checkpoint(tmp_path, rng, unit=128)
-    prompts, params = workload(rng, 100)
+    model = checkpoint(tmp_path, rng, 128, experts)
+    prompts, params = bit_workload(rng, 100, VOCAB)
     sizes: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 256, "page_size": 16}
     sizes |= {"batch_invariant": True, "quantization": quantization, "kv_cache_dtype": kv, "seed": seed}
     sizes |= {"gpu_memory_utilization": 0.3}

@@ -16,8 +16,10 @@ from stoker_runtime.executor.device import gpu_bf16
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.spec import ModelSpec
 
 QWEN = build_spec(read_source("shape:qwen2.5-7b"))
+dispatch.ops()  # each is there once its folder is imported
 
 
 @pytest.mark.parametrize(
@@ -44,8 +46,6 @@ def test_attention_on_a_gpu_stands_by_its_kernels(
     ("settings", "named"),
     [
         ({"enable_lora": True}, "enable_lora"),
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"runner": "pooling"}, "runner pooling"),
         ({"kernels": (("linear", "reference"),)}, "kernel"),
     ],
@@ -59,19 +59,57 @@ def test_settings_that_batch_invariance_refuses(settings: dict[str, Any], named:
 @pytest.mark.parametrize(
     ("shape", "device", "quantization", "named"),
     [
-        ("qwen3-30b-a3b", "cpu", "none", "mixtures of experts"),
-        ("deepseek-v2-lite", "cpu", "none", "mixtures of experts|latent attention"),
-        ("qwen2.5-7b", "cpu", "w4", "weights in int4"),
-        ("llama-3.1-8b", "cuda", "w4", "weights in int4"),
+        ("deepseek-v2-lite", "cuda", "none", "latent_attention.*not batch-invariant"),
+        ("hybrid", "cpu", "none", "layers with a state"),
         ("odd", "cuda", "none", "head .*N = 151937"),
+        ("odd experts", "cuda", "none", r"router \[99, 2048\].*N = 99 not of 8"),
     ],
 )
-def test_models_that_batch_invariance_refuses(shape: str, device: str, quantization: str, named: str) -> None:
-    spec = replace(QWEN, vocab=151937) if shape == "odd" else build_spec(read_source(f"shape:{shape}"))
+def test_models_that_batch_invariance_refuses(
+    shape: str, device: str, quantization: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "sm_of", lambda device: 90)
+    monkeypatch.setattr(cuda, "missing_cubin", lambda stem, arch: None)
+    spec = refused_spec(shape)
     config = EngineConfig(model="m", dtype="bfloat16", quantization=quantization, batch_invariant=True)
     kernel_names.refuse_variant(replace(config, batch_invariant=False), spec, torch.device(device))
     with pytest.raises(ConfigError, match=named):
         kernel_names.refuse_variant(config, spec, torch.device(device))
+
+
+def refused_spec(shape: str) -> ModelSpec:
+    if shape == "odd":
+        return replace(QWEN, vocab=151937)
+    if shape == "hybrid":
+        return replace(QWEN, recurrent=object())  # type: ignore[arg-type]
+    if shape == "odd experts":
+        spec = build_spec(read_source("shape:qwen3-30b-a3b"))
+        assert spec.moe is not None
+        return replace(spec, moe=replace(spec.moe, experts=99))
+    return build_spec(read_source(f"shape:{shape}"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "quantization"),
+    [
+        ("qwen3-30b-a3b", "cpu", "none"),
+        ("qwen3-30b-a3b", "cuda", "fp8"),
+        ("gpt-oss-20b", "cuda", "auto"),
+        ("deepseek-v2-lite", "cpu", "none"),
+        ("qwen2.5-7b", "cpu", "w4"),
+        ("llama-3.1-8b", "cuda", "w4"),
+    ],
+)
+def test_models_that_are_batch_invariant(
+    shape: str, device: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "sm_of", lambda device: 90)
+    monkeypatch.setattr(cuda, "missing_cubin", lambda stem, arch: None)
+    monkeypatch.setattr(dispatch, "_selected", {})
+    spec = build_spec(read_source(f"shape:{shape}"))
+    config = EngineConfig(model="m", dtype="bfloat16", quantization=quantization, batch_invariant=True)
+    kernel_names.refuse_variant(config, spec, torch.device(device))
+    assert not dispatch.invariance_demanded(), "who asks demands nothing for good"
 
 
 GPU = torch.device("cuda", 0)
@@ -104,7 +142,7 @@ def test_a_model_of_bfloat16_starts_on_every_kind_of_gpu(sm: int, monkeypatch: p
         (75, "deepseek-v2-lite", {}, "model", "latent attention.*needs sm_80.*Ampere or newer"),
         (86, "qwen2.5-7b", {"quantization": "fp8"}, "quantization", r"needs sm_89.*Ada, .*--quantization w4\)"),
         (80, "llama-3.1-8b", {"isq": "fp8"}, "isq", r"bfloat16 \(AWQ, GPTQ, --isq w4\)"),
-        (80, "qwen3-30b-a3b", {"quantization": "fp8"}, "quantization", r"FP8 products want Ada.* in 16 bits\.$"),
+        (80, "qwen3-30b-a3b", {"quantization": "fp8"}, "quantization", r"FP8 products want Ada.*--quantization w4\)"),
         (70, "qwen2.5-7b", {"quantization": "w4", "dtype": "float32"}, "device", "sm_70, and kernels are for sm_75"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ from stoker_runtime.models.config_source import ModelSource, SourceKind, read_so
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.layers import mixture as mixture_module
+from stoker_runtime.models.parameter import Role
+from stoker_runtime.models.quantization.integer_checkpoint import read_gptq
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
@@ -174,11 +177,18 @@ def make_spec(model: str) -> ModelSpec:
         return build_spec(read_source("shape:traced"))
 
 
+def with_integer_experts(spec: ModelSpec, group: int) -> ModelSpec:
+    """Of a checkpoint whose experts alone are in integers of four bits, in groups of so many columns."""
+    dense = frozenset(each.name for each in spec.parameters() if each.role is Role.LINEAR)
+    return replace(spec, checkpoint=read_gptq("traced", {"bits": 4, "group_size": group}), dense_parameters=dense)
+
+
 def make_body(
-    model: str, page: int, quantization: str, kv: str, head: str = "none", **adapters: Any
+    model: str, page: int, quantization: str, kv: str, head: str = "none", group: int = 0, **adapters: Any
 ) -> tuple[StepBody, ShapeTable]:
-    """`adapters` are settings of a server that serves some."""
+    """`adapters` are settings of a server that serves some; `group` > 0: of experts in integers."""
     spec = with_head(make_spec(model), head)
+    spec = with_integer_experts(spec, group) if group else spec
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
         quantize_head=head, kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
@@ -265,6 +275,20 @@ def test_a_head_in_8_bits_is_precompiled_too(model: str, quantization: str, reco
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert {"quantize_fp8_kernel", "scale_kernel"} <= {wanted.kernel.rpartition(".")[2] for wanted in launched}
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize(("model", "group"), [("Qwen3-30B-A3B", 32), ("Mixtral-8x7B", 128), ("Qwen3-30B-A3B", 64)])
+def test_experts_in_integers_are_precompiled_too(model: str, group: int, recorder: Recorder, index: Index) -> None:
+    body, table = make_body(model, 64, "gptq", "auto", group=group)
+    mixture = body.decoder.weights.layers[0].mixture
+    assert mixture is not None
+    assert mixture.experts.kind == "int4"
+    run_everything(body, table)
+    launched = [wanted for wanted in recorder.wanted.values() if wanted.constants.get("KIND") == triton_experts.INT4]
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    # Of gate-up and down, by tokens a tile.
+    assert len(launched) > 8
     assert not missing, "\n".join(sorted(missing))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.models.test_zoo import _greedy
 from torch import Tensor
 
 from stoker_kernels.activation import silu_and_mul
@@ -59,20 +60,7 @@ def test_greedy_tokens_equal_transformers_over_64_steps(
     prompts = _prompts()[1:4]
     ours = paged_model(str(tiny_checkpoint(name))).greedy(prompts, 64)
     for prompt, tokens in zip(prompts, ours, strict=True):
-        assert tokens == _reference_greedy(reference_model(name), prompt, 64)
-
-
-def _reference_greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
-    tokens: list[int] = []
-    cache = None
-    feed = torch.tensor([prompt])
-    with torch.no_grad():
-        for _ in range(steps):
-            out = model(feed, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            tokens.append(int(out.logits[0, -1].argmax()))
-            feed = torch.tensor([[tokens[-1]]])
-    return tokens
+        assert tokens == _greedy(reference_model(name), prompt, 64)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])

@@ -169,7 +169,7 @@ def test_experts_in_mxfp4_take_their_bits_and_are_named() -> None:
     small = replace(small, hidden=160, heads=2, kv_heads=1, vocab=50)
     arena = WeightArena(small, CPU, torch.bfloat16, "mxfp4")
     assert arena.num_bytes == small.parameter_bytes("bfloat16", "mxfp4")
-    assert {tuple(data.shape) for data, _ in arena.experts.values()} == {(2, 192, 80), (2, 160, 48)}
+    assert {tuple(each.data.shape) for each in arena.experts.values()} == {(2, 192, 80), (2, 160, 48)}
     assert [resolve_quantization(each, spec) for each in ("auto", "mxfp4", "none", "fp8")] == [
         "mxfp4", "mxfp4", "none", "fp8",
     ]  # fmt: skip
@@ -295,11 +295,11 @@ def test_layers_that_only_draft_are_left_out(qwen: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_served_is_refused_by_name(qwen: Path, tmp_path: Path) -> None:
     spec = build_spec(read_source(str(qwen)))
-    with pytest.raises(ConfigError, match="w4"):
-        resolve(EngineConfig(model=str(qwen), quantization="w4"), spec, "cpu")
-    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    with pytest.raises(ConfigError, match="isq is q8_0, but experts"):
+        resolve(EngineConfig(model=str(qwen), isq="q8_0"), spec, "cpu")
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 48, "zero_point": True, "version": "gemm"}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"quantization_config": awq}, "experts in integers of 4 bits"),
+        ({"quantization_config": awq}, "groups have 48 columns"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"num_experts_per_tok": 6}, "6 of 5 experts"),
         ({"hidden_act": "gelu"}, "experts with hidden_act 'gelu'"),

@@ -6,6 +6,7 @@ seed that a failure prints. Where the published names are not those that transfo
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import re
@@ -34,7 +35,7 @@ class Row:
     """`config`: transformers' class; `changes` to the common sizes, which may be drawn by the given random numbers.
 
     `published` turns what transformers saves into the published names and layout, `settings` its config.json.
-    Logits may be apart by `limit`.
+    Logits may be apart by `limit`. `model`: transformers' class of a model that sees, whose text model is the row.
     """
 
     config: str
@@ -42,10 +43,37 @@ class Row:
     published: Callable[[Tensors], Tensors] | None = None
     settings: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     limit: float = 2e-4
+    model: str = ""
 
 
 def _fixed(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
     return lambda rng: changes
+
+
+# What sees, as small as it may be.
+VISION = {
+    "depth": 1, "hidden_size": 32, "out_hidden_size": 60, "num_heads": 2, "intermediate_size": 32, "embed_dim": 32,
+    "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+}  # fmt: skip
+
+
+def _mrope(section: list[int], **more: Any) -> Callable[[random.Random], dict[str, Any]]:
+    """Sections of rotated pairs for time, height and width, which text has alike."""
+    parameters = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": section, **more}
+    return lambda rng: {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20,
+                        "rope_parameters": parameters}  # fmt: skip
+
+
+def _older_names(tensors: Tensors) -> Tensors:
+    return _renamed((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual."))(tensors)
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """As the first files of Qwen2.5-VL: the text model's settings at the top, its rotation called mrope."""
+    text = dict(config.pop("text_config"))
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    return {**text, **config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
 
 
 def _renamed(*rules: tuple[str, str]) -> Callable[[Tensors], Tensors]:
@@ -193,6 +221,21 @@ ROWS: dict[str, Row] = {
         },
         lambda config: {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config},
     ),
+    # Text through models that see, as older files have them, and newer ones.
+    "Qwen2VLForConditionalGeneration": Row(
+        "Qwen2VLConfig", _mrope([2, 4, 4]), model="Qwen2VLForConditionalGeneration", published=_older_names,
+        settings=_flat,
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Row(
+        "Qwen2_5_VLConfig", _mrope([4, 3, 3]), model="Qwen2_5_VLForConditionalGeneration", published=_older_names,
+        settings=_flat,
+    ),
+    "Qwen2_5_VLForConditionalGeneration-nested": Row(
+        "Qwen2_5_VLConfig", _mrope([4, 3, 3]), model="Qwen2_5_VLForConditionalGeneration"
+    ),
+    "Qwen3VLForConditionalGeneration": Row(
+        "Qwen3VLConfig", _mrope([4, 3, 3], mrope_interleaved=True), model="Qwen3VLForConditionalGeneration"
+    ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
     "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),
     "Exaone4ForCausalLM": Row("Exaone4Config", _fixed(sliding_window_pattern=4, **HYBRID)),
@@ -301,9 +344,11 @@ def save_random(name: str, folder: Path) -> Any:
     row, rng = ROWS[name], random.Random(f"{SEED}{name}")
     sizes = {**_sizes(rng), **row.changes(rng)}
     given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
+    given = {"text_config": given, "vision_config": VISION} if row.model else given
     config = getattr(transformers, row.config)(**given)
     config._attn_implementation = config._experts_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    make = getattr(transformers, row.model) if row.model else transformers.AutoModelForCausalLM.from_config
+    model = make(config).float().eval()
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -349,11 +394,13 @@ def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_m
 
 def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
     tokens: list[int] = []
+    # transformers called it past_key_values until 5.20.
+    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache, feed = None, torch.tensor([prompt])
     with torch.no_grad():
         for _ in range(steps):
-            out = model(feed, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(feed, **{named: cache}, use_cache=True)
+            cache = getattr(out, named)
             tokens.append(int(out.logits[0, -1].argmax()))
             feed = torch.tensor([tokens[-1:]])
     return tokens

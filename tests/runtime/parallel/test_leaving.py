@@ -15,7 +15,9 @@ from torch.multiprocessing.spawn import spawn
 
 from stoker_kernels.all_reduce.memory import Exchange
 from stoker_runtime.parallel.collectives import Collectives
+from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.store import open_store
 
 RANKS = 3
 
@@ -31,7 +33,8 @@ class Mapped:
 
 
 def leave(rank: int, folder: str) -> None:
-    collectives = Collectives(places(RANKS, 1, whole_experts=False)[rank], torch.device("cpu"), Path(folder) / "store")
+    place = places(RANKS, 1, whole_experts=False)[rank]
+    collectives = Collectives(place, torch.device("cpu"), open_store(Meeting(f"{folder}/store"), place))
     collectives.least(rank)
     if rank == 0:
         shutil.rmtree(folder)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, awq, compressed, compressed_config
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
@@ -24,6 +25,7 @@ from stoker_runtime.executor.resolve import resolve_quantization
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder_weights import MixtureWeights
+from stoker_runtime.models.quantization.integer_checkpoint import read_gptq
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.place import Place, places
@@ -86,6 +88,19 @@ def fp8(folder: Path, form: str) -> str:
     return write(folder, QWEN | quantized, found)
 
 
+def integers(folder: Path, form: str) -> str:
+    """A checkpoint whose experts are in integers of four bits."""
+    config = AWQ_CONFIG if form == "awq" else compressed_config(32, zeros=True)
+    found: dict[str, Tensor] = {}
+    for expert in range(EXPERTS):
+        for name, shape in (("gate", (FFN, HIDDEN)), ("up", (FFN, HIDDEN)), ("down", (HIDDEN, FFN))):
+            weight = torch.randn(shape)
+            parts, _ = awq(weight, 32) if form == "awq" else compressed(weight, 32, zeros=True)
+            found |= {f"{expert}.{name}_proj.{suffix}": part.contiguous() for suffix, part in parts.items()}
+    left_out = {"modules_to_not_convert": ["self_attn"]} if form == "awq" else {"ignore": ["re:.*self_attn.*"]}
+    return write(folder, QWEN | {"quantization_config": config | left_out}, found)
+
+
 def mxfp4(folder: Path) -> str:
     """A checkpoint whose experts are in four bits, as gpt-oss has them."""
 
@@ -123,10 +138,16 @@ def values(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
     return gate, up, torch.stack(down)
 
 
-@pytest.mark.parametrize("form", ["tensor", "channel", "block", "mxfp4"])
+def quantized(folder: Path, form: str) -> str:
+    if form == "mxfp4":
+        return mxfp4(folder)
+    return integers(folder, form) if form in ("awq", "compressed") else fp8(folder, form)
+
+
+@pytest.mark.parametrize("form", ["tensor", "channel", "block", "mxfp4", "awq", "compressed"])
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_a_rank_s_experts_stand_for_its_part_of_the_whole_s(form: str, whole_experts: bool, tmp_path: Path) -> None:
-    model = mxfp4(tmp_path / "m") if form == "mxfp4" else fp8(tmp_path / "m", form)
+    model = quantized(tmp_path / "m", form)
     whole = loaded(model)
     gate, up, down = values(whole.experts)
     for place in places(2, 1, whole_experts=whole_experts):
@@ -168,12 +189,19 @@ def mixture_of(**changes: Any) -> ModelSpec:
     return replace(spec, architecture="Glm4MoeForCausalLM", moe=replace(spec.moe, **changes))
 
 
+def in_rows_of(**changes: Any) -> ModelSpec:
+    """Integers of four bits with a scale a row, which may be cut anywhere but within a block."""
+    checkpoint = read_gptq("m", {"bits": 4, "group_size": -1})
+    return replace(mixture_of(**changes), checkpoint=checkpoint)
+
+
 @pytest.mark.parametrize(
     ("spec", "tensors", "whole_experts", "message"),
     [
         (mixture_of(ffn=769), 2, False, "experts' width is 769 .--enable-expert-parallel"),
         (mixture_of(shared_ffn=33), 2, True, "shared expert's width is 33; sizes that work for this model: 1"),
         (mixture_of(packing="mxfp4", ffn=720), 4, False, "cut at 180, within their blocks of 32"),
+        (in_rows_of(ffn=704), 4, False, "experts_down would be cut at 176, within its blocks of 32"),
         (mixture_of(experts=3), 4, True, "4 ranks cannot share 3 experts"),
         (build_spec(read_source("shape:qwen2.5-7b")), 2, True, "the model has no experts"),
     ],

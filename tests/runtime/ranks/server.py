@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import httpx
 class Server:
     """A server on a free port."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **variables: str) -> None:
         command = [sys.executable, "-m", "stoker_cli", "serve", *arguments, "--port", "0"]
-        self._popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | variables)
         self.pid = self._popen.pid
         self._log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -15,10 +16,12 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tests.runtime.ranks.conftest import free_port
 from tests.runtime.ranks.server import Server
 from tests.runtime.ranks.test_faults import PATIENCE, children, wait_for
 
 from stoker_runtime import LLM
+from stoker_runtime.nodes import SECRET_VARIABLE
 from stoker_runtime.process.stat import process_exists
 from stoker_runtime.request import SamplingParams
 
@@ -95,6 +98,32 @@ def test_a_lost_rank_ends_streams_and_server_within_seconds(number: signal.Signa
         wait_for(lambda: all(free_share(index) > 0.9 for index in range(2)), "memory of a GPU is left taken")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("sizes", [("--pipeline-parallel-size", "2"), ("--tensor-parallel-size", "2")])
+def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(sizes: tuple[str, str]) -> None:
+    """Nodes of one machine, of which each sees one GPU. Spread over nodes, sums go by NCCL: so they do on the one."""
+    model = ("shape:qwen2.5-7b", "--max-model-len", "1024", "--num-gpu-blocks", "200", "--disable-custom-all-reduce")
+    nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    secret = {SECRET_VARIABLE: secrets.token_hex(16)}
+    texts = []
+    for groups in (
+        [Server(*model, *sizes)],
+        [
+            Server(*model, *sizes, *nodes, "--node-rank", str(number), CUDA_VISIBLE_DEVICES=str(number), **secret)
+            for number in (0, 1)
+        ],
+    ):
+        try:
+            url = groups[0].wait_ready(PATIENCE)
+            body = {"model": model[0], "prompt": "a b c", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+            texts.append(answer.json()["choices"][0]["text"])
+        finally:
+            for server in groups:
+                server.close()
+        wait_for(lambda: all(free_share(index) > 0.9 for index in range(2)), "memory of a GPU is left taken")
+    assert texts[0] == texts[1]
 
 
 def free_share(index: int) -> float:

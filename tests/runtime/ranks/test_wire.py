@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from stoker_runtime.ranks.wire import IDLE, STOP, Wire, command
+from stoker_runtime.parallel.adapter_order import Act, AdapterOrder
+from stoker_runtime.ranks.wire import IDLE, STOP, Wire, adapter_message, command
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk, SlotAssign
 
@@ -48,6 +49,9 @@ class Some:
             self.pairs(),
             self.pairs(),
             self.pairs(),
+            self._rng.randrange(9),
+            self.numbers(),
+            tuple(self.chunk() for _ in range(self._rng.randrange(3))),
         )
 
 
@@ -61,6 +65,8 @@ def test_what_is_read_is_what_was_written(seed: int) -> None:
 
 def test_commands_are_no_batches() -> None:
     assert [Wire().decode(command(kind)) for kind in (IDLE, STOP)] == [IDLE, STOP]
+    orders = [AdapterOrder(act, at * 7, f"/adapters/ä {at}") for at, act in enumerate(Act)]
+    assert [Wire().decode(adapter_message(order)) for order in orders] == orders
 
 
 def test_a_decode_of_the_same_sequences_is_short_however_many_they_are() -> None:

@@ -359,7 +359,7 @@ def test_sleep_mode_is_off_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--enable-lora"], "one rank only"),
+        (["--enable-lora"], "one engine's adapters"),
         (["--kv-events-config", '{"enable_kv_cache_events": true}'], "one engine's cache"),
     ],
 )

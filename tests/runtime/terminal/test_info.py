@@ -75,3 +75,21 @@ def test_a_model_over_ranks_is_said_per_rank() -> None:
     assert parts[1] / parts[0] == pytest.approx(11 / 32 / 4)
     with pytest.raises(ConfigError, match="sizes that work for this model: 1, 2, 4, 8"):
         describe_model(replace(config, tensor_parallel_size=3), torch.device("cpu"))
+
+
+def test_a_model_over_nodes_is_said_per_node() -> None:
+    config = EngineConfig("shape:llama-3.1-8b", device="cpu", dtype="bfloat16", max_model_len=1024)
+    spread = replace(config, tensor_parallel_size=2, pipeline_parallel_size=3, nnodes=3)
+    said = dict(describe_model(spread, torch.device("cpu"))[0])
+    assert [said[f"node {number}"].partition(",")[0] for number in range(3)] == [
+        "ranks 0 to 1",
+        "ranks 2 to 3",
+        "ranks 4 to 5",
+    ]
+    weights = [float(said[f"node {number}"].split()[-2]) for number in range(3)]
+    assert sum(weights) == pytest.approx(float(said["weights of all"].split()[0]), abs=0.03)
+    # The first stage has the embedding beside its layers, the last the head.
+    assert weights[2] > weights[1]
+    alone = dict(describe_model(replace(spread, tensor_parallel_size=1), torch.device("cpu"))[0])
+    assert alone["node 1"].startswith("rank 1, weights ")
+

@@ -225,8 +225,7 @@ def test_what_isq_cannot_make_is_refused_by_name(folder: Path) -> None:
     experts = build_spec(read_source("shape:qwen3-30b-a3b"))
     with pytest.raises(ConfigError, match="isq is q4k, but experts are not multiplied in blocks"):
         resolve(EngineConfig("shape:qwen3-30b-a3b", isq="q4k"), experts, "cuda")
-    with pytest.raises(ConfigError, match="experts are not multiplied in four bits"):
-        resolve(EngineConfig("shape:qwen3-30b-a3b", isq="w4"), experts, "cuda")
+    assert resolve(EngineConfig("shape:qwen3-30b-a3b", isq="w4"), experts, "cuda").quantization == "w4"
 
 
 @pytest.mark.parametrize("rows", [384, 200])

@@ -1,5 +1,4 @@
-// What kernels over several GPUs need of the machine beyond ptx.cuh: words that another GPU may write meanwhile, and
-// conversions to e4m3.
+// What kernels over several GPUs need of the machine beyond ptx.cuh: words that another GPU may write meanwhile.
 #pragma once
 #include "ptx.cuh"
 
@@ -35,20 +34,6 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t* at) {
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-// Rounded to nearest even.
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 __device__ __forceinline__ float inverse_root(float x) { return __frsqrt_rn(x); }
-// Rounded to nearest even, saturated at ±448.
-__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 
 }  // namespace stoker

@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_pairs(float (&sum)[8], uint4 x) {
   }
 }
 __device__ __forceinline__ uint4 rounded(const float (&v)[8]) {
-  return make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+  return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
 
 template <bool two_shots, After after>

@@ -1,4 +1,4 @@
-// PTX that attention needs besides ptx.cuh: transposed fragments, e4m3 unpacking, bulk copies.
+// PTX that attention needs besides ptx.cuh: transposed fragments, bulk copies.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -20,27 +20,6 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
   uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
-}
-
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// ---- arithmetic --------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
 }
 
 // Half of a named barrier: counts this thread, and does not wait.
@@ -77,35 +56,13 @@ __device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void*
       : "memory");
 }
 
-// Four e4m3 values of a register: the lower two and the upper two as pairs of f16.
-__device__ __forceinline__ void unpack_e4m3(uint32_t packed, uint32_t& low, uint32_t& high) {
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-      : "=r"(low), "=r"(high)
-      : "r"(packed));
-}
-
 // ---- memory ------------------------------------------------------------------------------------------------------
 
-// Loads past L1: what is read before the wait for the previous kernel must not linger there.
-__device__ __forceinline__ int load_int(const int* address) {
-  int value;
-  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
+// As load_int.
 __device__ __forceinline__ float load_float(const float* address) {
   float value;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
   return value;
-}
-
-__device__ __forceinline__ int4 load_int4(const int* address) {
-  int4 v;
-  asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address)
-               : "memory");
-  return v;
 }
 
 __device__ __forceinline__ int atomic_add_acq_rel(int* address, int value) {

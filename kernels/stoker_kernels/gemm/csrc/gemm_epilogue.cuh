@@ -22,11 +22,6 @@ struct GemmArguments {
   int share;  // CTAs that share x by multicast; only sm90_gemm_multicast
 };
 
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Scales and biases of the two rows of a group that a thread holds.
 struct RowScales {
   float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};

@@ -9,13 +9,15 @@
 // Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
 // chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
 //
+// Adapters, of up to 8 tokens: what they add to a tile joins its sums before they are stored (gemm_adapters.cuh).
+//
 // GATED: W stacks the rows of a gate and of an up projection, and the result is silu(gate) · up, [M, N / 2]. The map of W
 // has four dimensions, so that TMA lays 8 rows of gate and 8 of up side by side and one thread holds both sums.
 #pragma once
 #include <cuda.h>
 
 #include "cluster_split.cuh"
-#include "gemm_epilogue.cuh"
+#include "gemm_adapters.cuh"
 #include "sm90_chunk.cuh"
 #include "wgmma.cuh"
 
@@ -125,16 +127,20 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
   }
 }
 
-template <typename T, int BN, int KC, int MT, bool GATED>
+template <typename T, int BN, int KC, int MT, bool GATED, typename Adapters>
 __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
-                                        const ClusterRing<BN, KC, MT>& ring) {
+                                        const ClusterRing<BN, KC, MT>& ring, const Adapters& adapters) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
   float acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
+  if (!adapters.planned) grid_dependency_wait();
+  const typename Adapters::Pairs pairs(adapters);
   grid_dependency_wait();
   for (int i = 0; i < part.segments(); ++i) {
     const ClusterSplit::Segment segment = part.segment(i);
+    const int row = segment.tile * BN + group * GROUP_ROWS;
+    const typename Adapters::Tile added(adapters, pairs, row, g.n, GATED);
     int held = -1;  // stage whose products may still run
     for (int kb = segment.begin; kb < segment.end; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -161,8 +167,12 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     const bool alone = i >= part.shared;
     if (!alone) sum_over_cluster(ring, part.rank, group, acc);
     if (alone || part.rank < MT / 8) {
-      const int row = segment.tile * BN + group * GROUP_ROWS, first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
+      const int first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
       unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
+      if constexpr (Adapters::present) {
+        static_assert(MT == 8, "adapters add to one block of tokens");
+        added.add(adapters, pairs, g.m, acc);
+      }
       if constexpr (GATED) {
         store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
       } else {
@@ -172,9 +182,9 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   }
 }
 
-template <typename T, int BN, int KC, int MT, bool GATED = false>
+template <typename T, int BN, int KC, int MT, bool GATED = false, typename Adapters = NoAdapters>
 __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                  const GemmArguments& g) {
+                                                  const GemmArguments& g, const Adapters& adapters = {}) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const int size = cluster_size(), rank = cluster_rank();
@@ -201,7 +211,7 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   if (producer) {
     if (threadIdx.x % 32 == 0) produce<T, BN, KC, MT, GATED>(w_map, x_map, part, ring, g.stages);
   } else {
-    consume<T, BN, KC, MT, GATED>(g, part, ring);
+    consume<T, BN, KC, MT, GATED>(g, part, ring, adapters);
   }
 }
 
@@ -213,4 +223,11 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
       NAME##_n##BN##_c##KC##_m##MT(const __grid_constant__ CUtensorMap w_map,                                      \
                                    const __grid_constant__ CUtensorMap x_map, const __grid_constant__ stoker::GemmArguments g) { \
     stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g);                                                     \
+  }
+
+#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC)                                                       \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c##KC##_m8(                         \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                         \
+      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) { \
+    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, 8, GATED>(w_map, x_map, g, adapters);                          \
   }

@@ -43,6 +43,33 @@ __device__ __forceinline__ uint64_t policy_evict_normal() { return 0x10000000000
 
 __device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
 
+// ---- loads past L1 ------------------------------------------------------------------------------------------------
+
+// What is read before the wait for the previous kernel must not linger there.
+__device__ __forceinline__ int load_int(const int* address) {
+  int value;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ int4 load_int4(const int* address) {
+  int4 v;
+  asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+// ---- copies by threads -------------------------------------------------------------------------------------------
+
+// 16 bytes to shared memory, past L1; zeros where nothing is `there`. A thread sees its own after copies_wait().
+__device__ __forceinline__ void copy_async_16(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -71,6 +98,35 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// Both halves of a register as fp32, and two numbers rounded to nearest even into one.
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Rounded to nearest even, saturated at ±448.
+__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four e4m3 values of a register: the lower two and the upper two as pairs of f16.
+__device__ __forceinline__ void unpack_e4m3(uint32_t packed, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(packed));
+}
+
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
@@ -87,6 +143,19 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Transposes an 8x8 matrix of 16-bit values that a warp holds, two neighbours of row lane/4 a lane.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+  return transposed;
+}
 
 // Stores four 8x8 matrices of 16-bit values transposed: fragment column c becomes the 16-byte row at lane c's address.
 __device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {

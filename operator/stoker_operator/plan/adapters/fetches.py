@@ -45,7 +45,7 @@ def fetches(
         jobs = sorted((job for job in observed.jobs if source_of(job) == source), key=attempt_of)
         busy = bool(jobs) and not is_finished(jobs[-1])
         # Its pods are of another kind than the model's: what these found is no matter of an adapter's.
-        seen = replace(observed, engine_pods=(), progress=None)
+        seen = replace(observed, engine_pods=(), worker_pods=(), progress=None)
         plan = from_jobs(alike, seen, settings, now, base, jobs, _rot(observed, adapter, jobs, earlier, now))
         begins = any(action.event[0] == "Created" for action in plan.actions)
         if begins and not busy and (running >= AT_ONCE or (cache.model or cache.resolved) is None):

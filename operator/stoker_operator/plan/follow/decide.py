@@ -9,6 +9,7 @@ Knows nothing of pods: how a change reaches them, and the way back, are plan/rol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -54,9 +55,9 @@ class FollowPlan:
         """The same, where the rollout gave up revision `failed` ("" = none), and it was the commit that was new in it:
         no revision that served has it.
         """
-        commit, claim = self.service.followed.commit, claim_name(self.service)
+        commit = self.service.followed.commit
         served = [record for record in map(read_record, observed.revisions) if record.served]
-        if not failed or not commit or any(claim in mounted_claims(record.template["spec"]) for record in served):
+        if not failed or not commit or any(_mounts(self.service, record.template["spec"]) for record in served):
             return self
         if self.lead is not None or self.condition is None:
             return replace(self, failed=True)
@@ -105,13 +106,21 @@ def plan_follow(
     return _said(plan, looked, memory.commit)
 
 
+def _mounts(service: InferenceService, pod: Mapping[str, Any]) -> bool:
+    """Whether pods of this spec have the weights of the service's commit."""
+    if service.cache.mode != "Image":
+        return claim_name(service) in mounted_claims(pod)
+    references = [str((volume.get("image") or {}).get("reference", "")) for volume in pod.get("volumes") or ()]
+    return any(reference.endswith(f"@{service.followed.commit}") for reference in references)
+
+
 def _lead(
     service: InferenceService, observed: Observed, settings: Settings, found: str, now: datetime
 ) -> CachePlan | None:
     """The cache of a commit that is to come; what pods found wrong with theirs says nothing of it."""
     if not found:
         return None
-    return plan_cache(service.at(found), replace(observed, engine_pods=()), settings, now)
+    return plan_cache(service.at(found), replace(observed, engine_pods=(), worker_pods=()), settings, now)
 
 
 def _on_its_way(finding: Finding | None) -> bool:

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator import manifests
+from stoker_operator.manifests.fetching.lookup import COMPONENT_NAME, FOLLOWS_LABEL
 from stoker_operator.manifests.identity import COMPONENT, short_hash
-from stoker_operator.manifests.lookup import COMPONENT_NAME, FOLLOWS_LABEL
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Delete
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble

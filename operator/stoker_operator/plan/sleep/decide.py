@@ -134,7 +134,7 @@ def _step(
     service: InferenceService, observed: Observed, ask: _Ask, before: Sleep, now: datetime
 ) -> tuple[Sleep, SleepPlan]:
     """(where the service stands then, what follows for its pods and for the next look)."""
-    live = observed.children.get(("Deployment", service.name))
+    live = observed.workload(service)
     replicas = int(live["spec"].get("replicas", 1)) if live is not None else None
     if before.state == WAKING:
         return _waking(observed, before, now)
@@ -242,7 +242,7 @@ def _end(service: InferenceService, observed: Observed, live: Object | None, why
     """
     if live is None or "deletionTimestamp" in live["metadata"]:
         return []
-    wanted = wanted_replicas(service, observed.children.get(("Deployment", service.name)))
+    wanted = wanted_replicas(service, observed.workload(service))
     coming = observed.rollout.desired if wanted is None else wanted
     if read_sleep(live).holds and coming and not observed.rollout.ready:
         return []

@@ -31,9 +31,13 @@ router = APIRouter(route_class=OpenRoute)
 @router.get("/ping")
 @router.post("/ping")
 async def health(state: State) -> Response:
-    """GET /health and /ping: whether the engine lives. 503 while it starts, when it died and when it hangs."""
-    state.loaded().engine.check_health()
-    return JsonAnswer({"status": "ok", "phase": state.phase})
+    """GET /health and /ping: whether the engine lives. 503 while it starts, when it died and when it hangs.
+
+    It says how long the step that is awaited has taken: as long as the slowest of its ranks.
+    """
+    engine = state.loaded().engine
+    engine.check_health()
+    return JsonAnswer({"status": "ok", "phase": state.phase, "step_age_seconds": round(engine.stats().step_age, 2)})
 
 
 @router.get("/ready")

@@ -39,13 +39,14 @@ class PoolingFields(TimedBody):
 
 
 class EmbeddingBody(PoolingFields):
-    """POST /v1/embeddings: texts, or their token ids."""
+    """POST /v1/embeddings: texts, behind the model's own prompt `prompt_name`, or their token ids."""
 
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
     normalize: bool | None = None
     messages: list[dict[str, Any]] | None = None
+    prompt_name: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
 
@@ -77,6 +78,7 @@ class RerankBody(PoolingFields):
     top_n: Annotated[Integer, Field(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Integer | None = None
+    instruction: str | None = None
 
     UNSUPPORTED: ClassVar = {**PoolingFields.POOLING_UNSUPPORTED, "max_tokens_per_doc": (None,)}
 
@@ -91,3 +93,4 @@ class ScoreBody(PoolingFields):
     queries: Texts | None = None
     documents: Texts | None = None
     items: Texts | None = None
+    instruction: str | None = None

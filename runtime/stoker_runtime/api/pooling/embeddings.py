@@ -67,7 +67,7 @@ async def _pooled(
     """The vectors of the texts of `body`, and what the answer says besides."""
     service, pooling = state.require_pooling()
     check_dimensions(pooling, body.dimensions)
-    texts = await TextEncoder(service, body).encode(body.input, "input")
+    texts = await TextEncoder(service, body).encode(body.input, "input", pooling.prompt(body.prompt_name))
     work = make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), answer_id)
     with open_job(state, service, work, caller) as job:
         vectors = await job.vectors(caller.receive)

@@ -26,6 +26,7 @@ from stoker_runtime.api.pooling.bodies import PoolingFields
 from stoker_runtime.errors import CapacityError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
+from stoker_runtime.text.pairs import encode_pair
 from stoker_runtime.text.tokenizer import Encoded
 
 _serials = count()
@@ -159,8 +160,11 @@ class TextEncoder:
             )
         self._limit = longest if limit == -1 else limit
 
-    async def encode(self, inputs: Sequence[str | list[int]], field: str) -> list[Encoded]:
-        """Texts and token ids as they came. Raises RequestError for one that is empty, too long or no token."""
+    async def encode(self, inputs: Sequence[str | list[int]], field: str, prompt: str = "") -> list[Encoded]:
+        """Texts, behind `prompt`, and token ids as they came. Raises RequestError for one that is empty, too long or
+        no token.
+        """
+        inputs = [f"{prompt}{given}" if isinstance(given, str) and given else given for given in inputs]
         for given in inputs:
             if not isinstance(given, str):
                 check_ids(field, given, self._service.limits.vocab_size)
@@ -168,17 +172,29 @@ class TextEncoder:
         found = await off_loop(size, lambda: [self._one(given, field) for given in inputs])
         return [self._checked(text, field) for text in found]
 
-    async def encode_pairs(self, pairs: Sequence[tuple[str, str]], field: str) -> list[Encoded]:
-        """Pairs of texts as one input each, joined as the tokenizer joins them."""
-        encode = self._service.tokenizer.encode_texts
-        change = self._change
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], field: str, instruction: str | None = None
+    ) -> list[Encoded]:
+        """Pairs of texts as one input each, joined as the tokenizer joins them, or within the model's prompt.
+
+        Raises RequestError for an instruction to a model that is given none.
+        """
+        pooling = self._service.pooling
+        prompt = None if pooling is None else pooling.pair_prompt
+        if instruction is not None and prompt is None:
+            raise RequestError("This model scores pairs without an instruction; leave it out.", param="instruction")
+        tokenizer, change = self._service.tokenizer, self._change
         size = sum(len(one) + len(two) for one, two in pairs)
 
         def encode_all() -> list[Encoded]:
             changed = [(change(one), change(two)) for one, two in pairs]
             for text in (text for pair in changed for text in pair) if self._limit is None else ():
                 self._part(text, field)
-            return [encode(one, two, self._special, self._limit) for one, two in changed]
+            special, limit = self._special, self._limit
+            return [
+                encode_pair(tokenizer, prompt, one, two, instruction, special=special, limit=limit)
+                for one, two in changed
+            ]
 
         found = await off_loop(size, encode_all)
         return [self._checked(text, field) for text in found]

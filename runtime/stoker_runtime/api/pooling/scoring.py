@@ -19,7 +19,7 @@ from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.answers import JsonAnswer
 from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.routing import Route
-from stoker_runtime.api.pooling.bodies import PoolingFields, RerankBody, ScoreBody
+from stoker_runtime.api.pooling.bodies import RerankBody, ScoreBody
 from stoker_runtime.api.pooling.embeddings import pooling_id, pooling_usage
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
 from stoker_runtime.errors import RequestError
@@ -110,16 +110,19 @@ def _as_list(texts: str | list[str] | None, name: str) -> list[str]:
 
 
 async def _score(
-    state: ServerState, caller: Caller, body: PoolingFields, pairs: Sequence[Pair], label: str
+    state: ServerState, caller: Caller, body: ScoreBody | RerankBody, pairs: Sequence[Pair], label: str
 ) -> tuple[list[float], PoolingWork]:
     """A score for each pair, and the work it took."""
     service, pooling = state.require_pooling()
     encoder = TextEncoder(service, body)
     if pooling.task is Task.SCORE:
-        encoded = await encoder.encode_pairs(pairs, "text_2" if isinstance(body, ScoreBody) else "documents")
+        side = "text_2" if isinstance(body, ScoreBody) else "documents"
+        encoded = await encoder.encode_pairs(pairs, side, body.instruction)
         work = make_pooling_work(service, body, encoded, PoolingParams(), label)
         with open_job(state, service, work, caller) as job:
             return [_number(vector) for vector in await job.vectors(caller.receive)], work
+    if body.instruction is not None:
+        raise RequestError("This model compares embeddings, without an instruction; leave it out.", param="instruction")
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     encoded = await encoder.encode(texts, "text_1" if isinstance(body, ScoreBody) else "documents")
     work = make_pooling_work(service, body, encoded, PoolingParams(normalize=True), label)

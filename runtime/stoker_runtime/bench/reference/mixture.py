@@ -12,7 +12,12 @@ from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
-from stoker_runtime.bench.reference.weights import as_fp8_reads, fp8_values, mxfp4_values
+from stoker_runtime.bench.reference.weights import (
+    as_fp8_reads,
+    fp8_values,
+    int4_expert_values,
+    mxfp4_values,
+)
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
@@ -88,6 +93,9 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
     if of.kind == "mxfp4":
         up, down_scale = of.gate_up_scale[expert], of.down_scale[expert]
         return mxfp4_values(gate_up, up), mxfp4_values(down, down_scale)
+    if of.kind == "int4":
+        up = of.gate_up_scale[expert]
+        return int4_expert_values(gate_up, up, of.group), int4_expert_values(down, of.down_scale[expert], of.group)
     halves = zip(gate_up.chunk(2), of.gate_up_scale[expert].chunk(2), strict=True)
     return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)
 

@@ -150,18 +150,8 @@ def mxfp4_values(data: Tensor, scale: Tensor) -> Tensor:
     """fp32 `[rows, K]` of an expert in MXFP4 as the kernels have it rest, number by number: the step of a column, its
     place in it, and the bits of that place's half word.
     """
-    columns = data.shape[1] * 2
-    starts: list[int] = []
-    sizes: list[int] = []
-    while sum(sizes) < columns:
-        left = columns - sum(sizes)
-        starts.append(sum(sizes))
-        sizes.append(256 if left >= 256 else 1 << left.bit_length() - 1)
-    device = data.device
-    step = torch.repeat_interleave(torch.tensor(sizes, device=device))
-    start, size = torch.tensor(starts, device=device)[step], torch.tensor(sizes, device=device)[step]
-    within = torch.arange(columns, device=device) - start
-    place, word = within // (size // 8), within % (size // 8)
+    start, size = _steps(data.shape[1] * 2, data.device)
+    place, word = _places(start, size)
     byte = start // 2 + word * 4 + place % 2 * 2
     half = data[:, byte].int() | data[:, byte + 1].int() << 8
     field = place // 2
@@ -171,8 +161,41 @@ def mxfp4_values(data: Tensor, scale: Tensor) -> Tensor:
     exponent = torch.where(last, half >> 10, plain >> 7) & 3
     mantissa = torch.where(last, half >> 13, plain >> 6) & 1
     number = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
+    step = torch.cumsum(torch.diff(start, prepend=start[:1]) > 0, 0)
     power = scale.int()[step, :, place].t() - 94 - 127
     return torch.ldexp(torch.where(sign == 1, -number, number), power)
+
+
+def int4_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
+    """fp32 `[rows, K]` of an expert in integers of four bits as the kernels have it rest, number by number, both steps
+    rounded as the scales' dtype says. `scale` `[groups, rows, 2]`: scales beside zero points.
+    """
+    columns = data.shape[1] * 2
+    start, size = _steps(columns, data.device)
+    place, word = _places(start, size)
+    byte = start // 2 + word * 4 + place % 2 * 2 + place // 4
+    codes = data[:, byte].int() >> place // 2 % 2 * 4 & 15
+    of = torch.arange(columns, device=data.device) // (group or columns)
+    factor, zero = scale[of, :, 0].t(), scale[of, :, 1].t()
+    return ((codes.to(scale.dtype) - zero) * factor).float()
+
+
+def _steps(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the step of each column of an expert in four bits begins, and how many columns it has."""
+    starts: list[int] = []
+    sizes: list[int] = []
+    while sum(sizes) < columns:
+        left = columns - sum(sizes)
+        starts.append(sum(sizes))
+        sizes.append(256 if left >= 256 else 1 << left.bit_length() - 1)
+    step = torch.repeat_interleave(torch.tensor(sizes, device=device))
+    return torch.tensor(starts, device=device)[step], torch.tensor(sizes, device=device)[step]
+
+
+def _places(start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """The code place of each column, and its word, both within its step."""
+    within = torch.arange(len(start), device=start.device) - start
+    return within // (size // 8), within % (size // 8)
 
 
 def _fragment_place(row: Tensor, column: Tensor, columns: int) -> Tensor:

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
-from stoker_runtime.models.architectures.table import ARCHITECTURES
+from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.parameter import QUANTIZED, Role
+from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -47,6 +48,9 @@ def build_spec(source: ModelSource) -> ModelSpec:
 def _unknown(architectures: Sequence[str]) -> str:
     """Names what is not served, the nearest that is, and where a row would go."""
     asked = ", ".join(architectures)
+    reason = next((REFUSED[name] for name in architectures if name in REFUSED), None)
+    if reason is not None:
+        return f"architecture {asked} is not supported: {reason}."
     near = difflib.get_close_matches(architectures[0], ARCHITECTURES, n=1)
     hint = f" The nearest is {near[0]}." if near else ""
     return (
@@ -67,11 +71,6 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
-            if parameter.role is Role.EXPERTS and not isinstance(checkpoint, Fp8Checkpoint):
-                raise ModelError(
-                    f"experts in {checkpoint.described} are not supported; serve the checkpoint in "
-                    "16 bits or in FP8.", param="quantization_config",
-                )  # fmt: skip
             if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
@@ -82,7 +81,24 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             modules = [f"{row.layers}{layer}.{name}" for name in spoken]
             if left_dense(checkpoint, parameter.name, modules):
                 dense.append(parameter.name)
+            elif parameter.role is Role.EXPERTS:
+                _check_experts(checkpoint, parameter)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
+
+
+def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
+    """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
+    if isinstance(checkpoint, Fp8Checkpoint):
+        return
+    problem: str | None = "integers of 4 bits are"
+    if isinstance(checkpoint, IntegerCheckpoint):
+        problem = checkpoint.scheme.experts_problem(parameter.shape[1])
+    if problem is not None:
+        raise ModelError(
+            f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "
+            "checkpoint in 16 bits, in FP8 or in other integers.",
+            param="quantization_config",
+        )
 
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:

@@ -25,6 +25,13 @@ ARCHITECTURES: dict[str, Architecture] = {
 ROWS: dict[str, Architecture] = {**ARCHITECTURES, **HEAD_ROWS}
 """Besides, the heads that draft beside a model, and are none by themselves."""
 
+REFUSED = {
+    "Phi3SmallForCausalLM": "its attention is block-sparse, which no kernel here computes; Phi-3 mini and medium work",
+    "Qwen3VLMoeForConditionalGeneration": "gate and up of its experts lie in one tensor by columns; Qwen3-VL's dense "
+    "models work",
+}
+"""What people ask for and no row can say yet, each with its reason."""
+
 # For people, in docs/reference/models.md.
 MODELS = {
     "ArceeForCausalLM": "Arcee AFM",
@@ -67,8 +74,11 @@ MODELS = {
     "PhimoeForCausalLM": "Phi-3.5-MoE",
     "Qwen2ForCausalLM": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek-R1-Distill-Qwen",
     "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2 57B-A14B",
+    "Qwen2VLForConditionalGeneration": "Qwen2-VL; text alone",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL 3B to 72B; text alone",
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
+    "Qwen3VLForConditionalGeneration": "Qwen3-VL 2B to 32B, dense; text alone",
     "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B; in 16 and 32 bits, or quantized at load",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import block_rows
-from stoker_kernels.embedding import embed
 from stoker_kernels.norm import rms_norm
-from stoker_kernels.quant import BlockWeight, LinearWeight, Quantized
+from stoker_kernels.quant import LinearWeight, Quantized
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.draft_heads.spec import HeadSpec
@@ -81,10 +79,7 @@ class HeadDecoder(Decoder):
         return torch.cat((rms_norm(self._embedded(inputs), first, self.spec.eps), normed), dim=1), normed
 
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
-        table = self.weights.embed if self._head.own_table else self._target.weights.embed
-        if isinstance(table, BlockWeight):
-            return block_rows(inputs.ids, table, self.dtype)
-        return embed(inputs.ids, table)
+        return (self if self._head.own_table else self._target).token_rows(inputs.ids)
 
 
 class NextDecoder(HeadDecoder):

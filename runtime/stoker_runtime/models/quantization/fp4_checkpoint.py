@@ -31,7 +31,7 @@ ACTIVATIONS = {"NVFP4": "the checkpoint's 4-bit activations", "W4A8_MXFP4_FP8": 
 
 
 class Fp4Layout(StrEnum):
-    """Whose names the tensors have; `weights/fp4_files.py` reads each."""
+    """Whose names the tensors have; `weights/packed/fp4_files.py` reads each."""
 
     COMPRESSED = "compressed-tensors"
     MODELOPT = MODELOPT

@@ -18,10 +18,12 @@ from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.module_names import is_named
 
 BITS = (4, 8)
+LEFT_OUT = "-:"
+"""What stands before the pattern of modules that GPTQ's `dynamic` leaves out."""
 
 
 class Packing(StrEnum):
-    """How a file holds codes, scales and zero points; `weights/integer_files.py` reads each."""
+    """How a file holds codes, scales and zero points; `weights/packed/integer_files.py` reads each."""
 
     AWQ = "awq"
     GPTQ = "gptq"  # zero points are stored less one
@@ -31,7 +33,10 @@ class Packing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IntegerCheckpoint:
-    """`ignored` names the modules that are not quantized; `anywhere`: as a part of a name, not as whole names."""
+    """`ignored` names the modules that are not quantized; `anywhere`: as a part of a name, not as whole names.
+
+    Either way `re:` stands before a regular expression of whole names.
+    """
 
     method: str
     packing: Packing
@@ -53,7 +58,7 @@ class IntegerCheckpoint:
     def leaves(self, module: str) -> bool:
         """Whether the weight of `module` (`model.layers.0.mlp.up_proj`) is not quantized."""
         if self.anywhere:
-            return any(part in module for part in self.ignored)
+            return any(part in module if part[:3] != "re:" else is_named(part, module) for part in self.ignored)
         return any(is_named(pattern, module) for pattern in self.ignored)
 
 
@@ -76,12 +81,16 @@ def read_gptq(name: str, given: Mapping[str, Any]) -> IntegerCheckpoint:
         raise _refused(name, "checkpoint_format", form, "gptq, gptq_v2")
     if given.get("lm_head"):
         raise _refused(name, "lm_head", True, "false: output heads in integers are not supported")
-    if given.get("dynamic"):
-        raise _refused(name, "dynamic", given["dynamic"], "empty: one scheme for all modules")
+    dynamic = given.get("dynamic") or {}
+    if any(not str(pattern).startswith(LEFT_OUT) for pattern in dynamic):
+        raise _refused(name, "dynamic", dynamic, f"of modules that are left out ({LEFT_OUT}…): one scheme for all else")
     scheme = IntegerScheme(
         _bits(name, "bits", given), _group(name, given), zeros=True, order=bool(given.get("desc_act"))
     )
-    ignored = tuple(map(str, given.get("modules_to_not_convert") or ()))
+    ignored = (
+        *map(str, given.get("modules_to_not_convert") or ()),
+        *(f"re:{pattern.removeprefix(LEFT_OUT)}" for pattern in dynamic),
+    )
     return IntegerCheckpoint("gptq", Packing(form), scheme, ignored, anywhere=True)
 
 

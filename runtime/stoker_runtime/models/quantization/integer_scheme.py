@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 WORD_BITS = 32
+EXPERTS_BLOCK = 32
+"""Columns that rows of experts, and their groups, have whole multiples of."""
 Part = Literal["data", "scale", "zero", "order"]
 
 
@@ -54,6 +56,21 @@ class IntegerScheme:
     def sizes(self, n: int, k: int, item_bytes: int) -> list[int]:
         """Bytes of each part of an [n, k] weight whose model's dtype has `item_bytes`."""
         return [rows * columns * (size or item_bytes) for (rows, columns), size in self.parts(n, k).values()]
+
+    def experts_sizes(self, n: int, k: int, item_bytes: int) -> tuple[int, int]:
+        """Bytes of the codes of stacked experts' [n, k] rows, and of their groups' scales beside zero points."""
+        return n * k * self.bits // 8, -(-k // self.columns(k)) * n * 2 * item_bytes
+
+    def experts_problem(self, k: int) -> str | None:
+        """Why experts with rows of `k` columns are not multiplied in this scheme; None: they are."""
+        if self.bits != 4:
+            return f"no {self.bits} bits are multiplied, but 4"
+        if self.order:
+            return "columns are ordered by activation (act-order, desc_act), which would order x for each expert"
+        for what, size in (("rows", k), ("groups", self.columns(k))):
+            if size % EXPERTS_BLOCK:
+                return f"{what} have {size} columns, no whole blocks of {EXPERTS_BLOCK}"
+        return None
 
 
 # What `--quantization w4` makes of 16-bit weights at load.

@@ -22,7 +22,7 @@ from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint, r
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
 
 PackedCheckpoint = IntegerCheckpoint | Fp4Checkpoint
-"""Those whose weights lie in several tensors each, which `weights/packed_load.py` brings together."""
+"""Those whose weights lie in several tensors each, which `weights/packed/load.py` brings together."""
 QuantizedCheckpoint = Fp8Checkpoint | Int8Checkpoint | PackedCheckpoint
 PACKED_EXPERTS = "mxfp4"
 METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq", MODELOPT)

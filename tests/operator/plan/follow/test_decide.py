@@ -29,15 +29,17 @@ FIRST = token_hex(20)
 class World:
     """A followed model that is published and serves, on a clock; Jobs end as the test says."""
 
-    def __init__(self, raw: Callable[..., Object], live: Callable[..., Object], uri: str, policy: str) -> None:
-        self.raw = raw("demo", model={"uri": uri, "updatePolicy": policy})
+    def __init__(
+        self, raw: Callable[..., Object], live: Callable[..., Object], uri: str, policy: str, mode: str
+    ) -> None:
+        self.raw = raw("demo", model={"uri": uri, "updatePolicy": policy}, cache={"mode": mode})
         self.live, self.now = live, datetime(2027, 3, 4, 5, 6, 7, tzinfo=UTC)
         self.model = FetchedModel(FIRST, "sha256:aa", 10**9, "sha256-aa", "sha256-aa")
         self.claims: dict[str, Object] = {}
         self.jobs: list[Object] = []
         self.pods: list[Object] = []
-        claim = self._claim(self.service)
-        known = model_status(self.model, manifests.source_id(self.service, claim["metadata"]["uid"]))
+        volume = "Image" if mode == "Image" else self._claim(self.service)["metadata"]["uid"]
+        known = model_status(self.model, manifests.source_id(self.service, volume))
         self.raw["status"] = {"model": known, "conditions": [self._ready("True", "Serving")]}
 
     @property
@@ -134,10 +136,28 @@ def vars_of(model: FetchedModel) -> Object:
 
 @pytest.fixture
 def follow(raw: Callable[..., Object], live: Callable[..., Object]) -> Callable[..., World]:
-    def build(uri: str = "hf://org/model", policy: str = "Follow") -> World:
-        return World(raw, live, uri, policy)
+    def build(uri: str = "hf://org/model", policy: str = "Follow", mode: str = "Auto") -> World:
+        return World(raw, live, uri, policy, mode)
 
     return build
+
+
+def test_a_tag_that_moves_is_a_rollout_of_another_image(follow: Callable[..., World]) -> None:
+    world, second = follow("oci://r.example/m:latest", mode="Image"), f"sha256:{token_hex(32)}"
+    world.settle()
+    world.wait()
+    [look] = world.of("lookup")
+    assert "--resolve-image" in look["spec"]["template"]["spec"]["containers"][0]["args"]
+    world.look(second)
+    [job] = world.of("fetch")
+    words = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert words[words.index("--revision") + 1] == second
+    assert world.claims == {}
+    world.end("fetch", {"resolvedRevision": second, "digest": second, "bytes": 9, "path": "", "serve": ""})
+    [made] = engine(world.plan())
+    [image] = [item["image"] for item in made["spec"]["template"]["spec"]["volumes"] if "image" in item]
+    assert image["reference"] == f"r.example/m@{second}"
+    assert following(world) == ("True", "UpToDate")
 
 
 def following(world: World) -> tuple[str, str]:

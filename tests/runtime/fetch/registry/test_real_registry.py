@@ -14,9 +14,10 @@ from e2e.cluster.binaries import find
 from e2e.registry.push import push
 from tests.runtime.fetch.conftest import QUICK
 
+from stoker_runtime.fetch import cli
 from stoker_runtime.fetch.errors import ModelNotFound
 from stoker_runtime.fetch.order import Order
-from stoker_runtime.fetch.prefetch import Prefetch, look_up
+from stoker_runtime.fetch.prefetch import Prefetch, look_into_image, look_up
 from stoker_runtime.fetch.progress import Progress
 
 NAME = f"team-{secrets.token_hex(2)}/tiny"
@@ -69,3 +70,18 @@ def test_an_artifact_comes_whole_and_its_tag_is_followed(registry: str, tmp_path
         folder = fetch(digest)
         assert layers in (folder / "config.json").read_bytes()
         assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
+
+
+def test_an_image_that_crane_pushed_tells_of_its_model(registry: str, tmp_path: Path) -> None:
+    source, image = tmp_path / "source", tmp_path / "image"
+    source.mkdir()
+    (source / "model.safetensors").write_bytes(secrets.token_bytes(70_003))
+    (source / "config.json").write_text('{"num_hidden_layers": 5}')
+    arguments = [f"file://{source}", "--dest", str(tmp_path / "models"), "--image", str(image)]
+    assert cli.main(arguments) == 0
+    place = f"{registry}/{NAME}:mounted"
+    pushed = subprocess.run([str(find("crane")), "push", image, place], capture_output=True, text=True, check=True)
+    order = Order(f"oci://{place}", tmp_path / "models")
+    found = look_into_image(order, patience=QUICK, stop=threading.Event(), say=lambda _: None)
+    assert found.digest in pushed.stdout + pushed.stderr
+    assert found.bytes == 70_003 + len((source / "config.json").read_bytes())

@@ -21,10 +21,11 @@ from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights import fp4_files, integer_files
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
+from stoker_runtime.weights.expert_places import IntegerExperts
 from stoker_runtime.weights.layout import WeightArena
-from stoker_runtime.weights.mxfp4 import read_bytes
+from stoker_runtime.weights.packed import fp4_files, integer_files
+from stoker_runtime.weights.packed.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
 
 Entries = Mapping[str, TensorEntry]
@@ -204,6 +205,11 @@ def _store(
             arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
         return
     pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
+    experts = arena.experts.get(name)
+    if isinstance(experts, IntegerExperts):
+        for route, piece in zip(routes, pieces, strict=True):
+            experts.store(route.row, piece.codes, piece.scale, piece.zero)
+        return
     place = arena.integers[name]
     for route, piece in zip(routes, pieces, strict=True):
         arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)

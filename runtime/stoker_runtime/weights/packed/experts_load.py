@@ -18,6 +18,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import CopyLanes
+from stoker_runtime.weights.expert_places import Mxfp4Experts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.routing import Route
 
@@ -43,15 +44,17 @@ def check_experts(spec: ModelSpec, routes: Routes) -> None:
 
 def load_experts(arena: WeightArena, routes: Routes, lanes: CopyLanes) -> None:
     """Read all experts that the arena keeps in MXFP4, and lay them out. Raises ModelError."""
-    waiting: tuple[str, list[Raw], list[Future[None]]] | None = None
-    for name in arena.experts:
+    waiting: tuple[Mxfp4Experts, list[Raw], list[Future[None]]] | None = None
+    for name, place in arena.experts.items():
+        if not isinstance(place, Mxfp4Experts):
+            continue
         lanes.fence()
         raw, futures = _submit(lanes, routes[name], arena.device)
         if waiting is not None:
-            _store(arena, lanes, *waiting)
-        waiting = (name, raw, futures)
+            _store(lanes, *waiting)
+        waiting = (place, raw, futures)
     if waiting is not None:
-        _store(arena, lanes, *waiting)
+        _store(lanes, *waiting)
 
 
 def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -> tuple[list[Raw], list[Future[None]]]:
@@ -67,13 +70,13 @@ def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -
     return raw, futures
 
 
-def _store(arena: WeightArena, lanes: CopyLanes, name: str, raw: list[Raw], futures: list[Future[None]]) -> None:
+def _store(lanes: CopyLanes, place: Mxfp4Experts, raw: list[Raw], futures: list[Future[None]]) -> None:
     lanes.join(futures)
     for expert, (piece, blocks, scales) in enumerate(raw):
         rows = piece.shape[0]
         codes, exponents = (_in_order(each.view(rows, -1), paired=piece.paired) for each in (blocks, scales))
         try:
-            arena.store_expert(name, expert, codes, exponents)
+            place.store(expert, codes, exponents)
         except ValueError as error:
             assert piece.scales is not None, "a weight in MXFP4 has scales"
             raise ModelError(f"{piece.scales.file}: tensor {piece.scales.name}, expert {expert}, {error}.") from error

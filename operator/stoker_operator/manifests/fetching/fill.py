@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests import copies
-from stoker_operator.manifests.cache import JOB, PROGRESS_PORT, again_arguments, fetch_job_spec, fetch_pod, source_id
+from stoker_operator.manifests.fetching.asking import JOB, PROGRESS_PORT, again_arguments, fetch_job_spec, fetch_pod
 from stoker_operator.manifests.identity import (
     ATTEMPT_LABEL,
     BEGUN,
@@ -21,6 +21,7 @@ from stoker_operator.manifests.identity import (
     Manifest,
     child,
     short_hash,
+    source_id,
     stamped,
 )
 from stoker_operator.settings import Settings

@@ -10,15 +10,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from stoker_operator.manifests import pod
-from stoker_operator.manifests.cache import (
+from stoker_operator.manifests.fetching.asking import (
     JOB,
-    credentials,
-    endpoint_arguments,
-    identity,
     identity_labels,
-    registry_login,
-    select_arguments,
+    resolving_arguments,
+    resolving_pod,
 )
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, Manifest, child, job_labels, short_hash, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
@@ -50,22 +46,5 @@ def lookup_job(service: InferenceService, settings: Settings, now: datetime, fai
 
 def lookup_pod(service: InferenceService, settings: Settings) -> dict[str, Any]:
     """The spec of its pod."""
-    model, (tmp, tmp_mount) = service.model, pod.scratch("100Mi")
-    login = registry_login(service)
-    arguments = ["fetch", "--resolve", "--uri", model.uri, "--revision", model.asked, "--retries", "3"]
-    arguments += [*endpoint_arguments(service, settings), *select_arguments(service)]
-    container = {
-        "name": COMPONENT_NAME,
-        "image": pod.image(service, settings),
-        "command": ["stoker"],
-        "args": [*arguments, "--termination-log", pod.TERMINATION_LOG],
-        **credentials(service),
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": dict(pod.CONTAINER_SECURITY),
-        "terminationMessagePath": pod.TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [tmp_mount, *(mount for _, mount in login)],
-    }
-    volumes = [tmp, *(volume for volume, _ in login)]
-    spec = pod.base_spec(service, settings) | identity(service)
-    return spec | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    arguments = [*resolving_arguments(service, settings, service.model.asked), "--retries", "3"]
+    return resolving_pod(service, settings, COMPONENT_NAME, arguments)

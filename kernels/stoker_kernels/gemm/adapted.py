@@ -1,0 +1,170 @@
+"""Products with what adapters add: `adapted_linear`, y = x·Wᵀ + B·(A·x), and `adapted_silu_mul` of gate and up.
+
+Implementations, for `--kernel adapted_linear=NAME`: `fused` (SM 9.0, bf16, up to 8 tokens; the default there: A·x is
+one launch, and the kernel that multiplies with W adds B·(A·x) to its tiles before it stores them) and `split` (shrink,
+the product, expand, on every device and for every weight), which `fused` leaves other calls to.
+Invariants: a token without an adapter gets what `linear` gives it; nothing synchronises with the host.
+Does not know: which layer it serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.activation import silu_and_mul
+from stoker_kernels.gemm import small, table
+from stoker_kernels.gemm.op import linear
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import Target, register, select
+from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.lora import (
+    LoraStep,
+    LoraTarget,
+    expand_lora,
+    row_ranks,
+    shrink_lora,
+    shrink_refusal,
+    shrink_rows,
+)
+from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
+
+MOST_TOKENS = 8
+MOST_RANKS = 128
+"""Of all adapters that a step can have together, in sixteens: as many as a warp holds in registers."""
+_NO_ROW = 2**31 - 1
+
+
+def _fused_supports(target: Target) -> str | None:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
+        return "needs sm_90"
+    if target.dtype != torch.bfloat16:
+        return "takes bfloat16"
+    stems = ("lora_shrink", "gemm_cluster_adapted", "gemm_gated_adapted")
+    missing = (cuda.missing_cubin(f"sm90_bf16_{stem}", "sm_90a") for stem in stems)
+    return next((reason for reason in missing if reason is not None), None)
+
+
+def _split_supports(target: Target) -> str | None:
+    return None  # what `linear` and the ops of adapters lack they say themselves
+
+
+for _op in ("adapted_linear", "adapted_silu_mul"):
+    register(_op, "fused", f"stoker_kernels.gemm.adapted:fused_{_op.removeprefix('adapted_')}", _fused_supports)
+    register(_op, "split", f"stoker_kernels.gemm.adapted:split_{_op.removeprefix('adapted_')}", _split_supports)
+
+
+class AdapterArguments(ctypes.Structure):
+    """AdapterArguments of csrc/gemm_adapters.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("b", "shrunk", "of_token", "of_tile", "ranks")),
+        ("slot_stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("rank_stride", "row_ranks", "pieces", "tiles")),
+        ("ends", ctypes.c_int * 2),
+        ("planned", ctypes.c_int),
+    ]
+
+
+def adapted_linear(
+    x: Tensor | Quantized,
+    weight: AnyWeight,
+    target: LoraTarget,
+    step: LoraStep,
+    *,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`linear` of the same operands, plus what the adapters of `step`'s tokens change in it: `target` is the linear's.
+
+    Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the dtypes.
+    """
+    if isinstance(x, Quantized):
+        return split_linear(x, weight, target, step, bias=bias, out=out)
+    y: Tensor = select("adapted_linear", x.device, x.dtype)(x, weight, target, step, bias=bias, out=out)
+    return y
+
+
+def adapted_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep) -> Tensor:
+    """silu(gate) · up `[T, F]` of `adapted_linear`'s result `[T, 2F]`; `target` has gate and up as its pieces."""
+    y: Tensor = select("adapted_silu_mul", x.device, x.dtype)(x, weight, target, step)
+    return y
+
+
+def split_linear(
+    x: Tensor | Quantized, weight: AnyWeight, target: LoraTarget, step: LoraStep, *, bias: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Shrink, the product, expand: a GPU brings the weight in while the first one ends."""
+    parts = shrink_lora(x, target, step.plan, step.scratch, planned=step.planned)
+    y = linear(x, weight, bias=bias, out=out)
+    expand_lora(y, target, step.plan, step.scratch, parts=parts, planned=step.planned)
+    return y
+
+
+def split_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep) -> Tensor:
+    """The same, then the activation."""
+    return silu_and_mul(split_linear(x, weight, target, step, bias=None, out=None))
+
+
+def fused_linear(
+    x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep, *, bias: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """Two launches where a tile of our own for few tokens takes the operands, else `split_linear`."""
+    n, k = weight.out_features, x.shape[1]
+    if isinstance(weight, LinearWeight) and weight.kind == "dense" and 0 < len(x) <= MOST_TOKENS:
+        y = torch.empty((len(x), n), dtype=x.dtype, device=x.device) if out is None else out
+        if _taken(table.best_tile(False, n, k, len(x)), Operands(x, weight.data, y, bias), target, step):
+            return y
+    return split_linear(x, weight, target, step, bias=bias, out=out)
+
+
+def fused_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep) -> Tensor:
+    """Two launches where a gated tile for few tokens takes the operands, else `split_silu_mul`."""
+    n, k = weight.out_features, x.shape[1]
+    if isinstance(weight, LinearWeight) and weight.kind == "dense" and 0 < len(x) <= MOST_TOKENS:
+        out = torch.empty((len(x), n // 2), dtype=x.dtype, device=x.device)
+        if _taken(table.gated_tile(False, n, k, len(x)), Operands(x, weight.data, out), target, step):
+            return out
+    return split_silu_mul(x, weight, target, step)
+
+
+def refusal(o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
+    """None where the two launches take these adapters, else why not."""
+    slots, max_rank, *_ = target.a.shape
+    if min(len(o.x), slots) * row_ranks(max_rank) > MOST_RANKS:
+        return f"adapters of a step have more than {MOST_RANKS} ranks"
+    if any(rows % 8 for rows in target.rows) or sum(target.rows) != len(o.weight):
+        return f"pieces of {target.rows} rows are not multiples of 8, or not the weight's"
+    strides = target.b.stride()
+    if target.b.dtype != torch.bfloat16 or strides[2] != 1 or strides[0] % 8 or strides[1] % 8:
+        return "takes B in bf16, whose rows start on multiples of 16 bytes"
+    if target.b.data_ptr() % 16:
+        return "B has to start on a multiple of 16 bytes"
+    return shrink_refusal(o.x, target, step.plan)
+
+
+def _taken(tile: object, o: Operands, target: LoraTarget, step: LoraStep) -> bool:
+    """Run a tile for few tokens with the adapters if it takes them; whether it did."""
+    if not isinstance(tile, Tile) or small.refusal(tile, o) is not None or refusal(o, target, step) is not None:
+        return False
+    run(replace(tile, adapted=True), o, target, step)
+    return True
+
+
+def run(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> None:
+    """Both launches, for operands that `small.refusal` and `refusal` accept. Raises CubinMissing."""
+    _, max_rank, pieces, _ = target.a.shape
+    shrunk = shrink_rows(o.x, target, step)
+    ends = [sum(target.rows[:count]) if count < pieces else _NO_ROW for count in (1, 2)]
+    adapters = AdapterArguments(
+        target.b.data_ptr(), shrunk.data_ptr(), step.plan.tokens.data_ptr(), step.plan.adapters.data_ptr(),
+        target.ranks.data_ptr(), target.b.stride(0), target.b.stride(1), row_ranks(max_rank), pieces,
+        step.plan.adapters.shape[0], (ctypes.c_int * 2)(*ends), int(step.planned),
+    )  # fmt: skip
+    small.launch(small.fitted(tile, o.weight), o, pdl=pdl_on(o.x.device), adapters=adapters)

@@ -1,0 +1,39 @@
+"""`experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
+
+Invariants: which of them follows from the operands' shapes and dtypes alone.
+Does not know: which layer it serves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.moe import sm90_few
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
+
+FEW_TOKENS = {"dense": 2}  # up to which the Hopper kernels are faster; one token of other kinds
+
+
+def experts(
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`moe.experts`; `routes` has the plan of this package's `route`."""
+    from stoker_kernels.moe import triton_experts
+
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1) and sm90_few.refusal(x, routes, weights, shared) is None:
+        return sm90_few.experts(
+            x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
+        )
+    return triton_experts.experts(
+        x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
+    )

@@ -1,0 +1,345 @@
+// Experts' products for few tokens, where the bytes of the chosen experts are the limit: gate and up with their activation,
+// and down with the weighted sum.
+//
+// Every SM streams rows of the chosen experts through a ring that TMA fills: 16 rows × 256 bytes a stage, of gate-up eight
+// rows of gate beside the eight of up. A warp multiplies a stage by mma.sync, weights as A, the expert's tokens as B, and
+// leaves its sums in shared memory; once those of all columns are there they are added in the order of the columns. Down
+// takes the same rows of every chosen expert, so that a CTA adds up its rows of every token itself, choice by choice.
+// A stage is asked for again by the warp that has read it, and is that warp's next time, too: nobody waits for an empty one.
+//
+// Gate-up lets down start only after its own wait: what the router wrote is settled then, and down fills its ring with the
+// experts' rows while gate-up still runs. Both wait for the kernel before them ahead of reading rows of x.
+// Both go through a rehearsal before that, on whatever shared memory holds and with nothing stored: the experts' weights
+// have pushed the kernel's code out of the caches, and it comes back while there is nothing else to do.
+#pragma once
+#include <cuda.h>
+
+#include "few_products.cuh"
+#include "few_rows.cuh"
+
+namespace stoker {
+
+// A stage of some CTA: 16 rows and 256 columns of an expert, which is an index in the list. Gate-up goes through columns, then
+// rows, then experts; down through columns, then experts, then rows. A job ends where the slowest of the first two begins anew.
+template <bool gated>
+struct FewPlace {
+  int expert, row_tile, chunk, job = 0;
+
+  __device__ __forceinline__ void advance(int stages, int chunks, int row_tiles, int experts) {
+    chunk += stages;
+    while (chunk >= chunks) {
+      chunk -= chunks;
+      if (gated) {
+        ++job;
+        if (++row_tile == row_tiles) row_tile = 0, ++expert;
+      } else if (++expert == experts) {
+        ++job;
+        expert = 0, ++row_tile;
+      }
+    }
+  }
+};
+
+template <FewKind kind, bool gated>
+struct FewExperts {
+  using Layout = FewLayout<kind>;
+  static constexpr bool quantized = Layout::quantized;
+  using Place = FewPlace<gated>;
+
+  const FewArguments& a;
+  const CUtensorMap& map;
+  unsigned char* const ring;
+  const int pairs, x_rows;
+  // Rows of x are 16 bytes apart modulo 128, so that neighbours lie in other banks.
+  const int pitch;
+  // Of the shared memory behind the ring and its barriers.
+  int4* const list;  // expert, first position, tokens
+  int* const order;
+  float* const x_scale;
+  unsigned char* const x;
+  float* const parts;
+  int4* const work;  // experts, first expert, first row tile, jobs of this CTA
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane / 4, c = lane % 4;
+
+  __device__ __forceinline__ FewExperts(const FewArguments& arguments, const CUtensorMap& tensor_map, unsigned char* base)
+      : a(arguments),
+        map(tensor_map),
+        ring(base),
+        pairs(a.tokens * a.top_k),
+        x_rows(gated ? a.tokens : pairs),
+        pitch(a.chunks * Layout::COLUMNS * 2 + 16),
+        list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
+        order(reinterpret_cast<int*>(list + pairs)),
+        x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
+        x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
+        parts(reinterpret_cast<float*>(x + x_rows * pitch)),
+        work(list - 1) {}
+
+  __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + FEW_RING_BYTES) + 8 * stage; }
+
+  // ---- what there is to do -----------------------------------------------------------------------------------------
+
+  // The experts that have tokens, and what of their weights this CTA takes. By warp 0.
+  __device__ __forceinline__ void share_out() const {
+    int found = 0;
+#pragma unroll 1
+    for (int base = 0; base < a.num_tiles; base += 32) {
+      int expert = 0, begin = 0, end = 0;
+      if (base + lane < a.num_tiles) {
+        const int* tile = a.tiles + 3 * (base + lane);
+        expert = load_int(tile), begin = load_int(tile + 1), end = load_int(tile + 2);
+      }
+      const uint32_t there = __ballot_sync(0xFFFFFFFFu, begin < end);
+      if (begin < end) list[found + __popc(there & ((1u << lane) - 1))] = make_int4(expert, begin, end - begin, 0);
+      found += __popc(there);
+    }
+    const unsigned all = gated ? found * a.row_tiles : a.row_tiles;
+    const unsigned first = blockIdx.x * all / gridDim.x, last = (blockIdx.x + 1) * all / gridDim.x;
+    const unsigned expert = gated ? first / a.row_tiles : 0;
+    if (lane == 0) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ int boxes(const Place& at) const { return min(FEW_BOXES, a.boxes - at.chunk * FEW_BOXES); }
+
+  // Where the map has a stage's first row, of gate-up its first eight.
+  __device__ __forceinline__ int first_row(const Place& at) const {
+    const int expert = list[at.expert].x;
+    return gated ? expert * (a.rows / 4) + at.row_tile : expert * a.rows + at.row_tile * a.tile_rows;
+  }
+
+  __device__ __forceinline__ void ask_for(const Place& at, int stage, uint64_t policy) const {
+    const int wanted = boxes(at), row = first_row(at);
+    uint32_t to = shared_address(ring) + stage * FEW_STAGE_BYTES;
+    int column = at.chunk * Layout::COLUMNS;
+    mbarrier_arrive_expect(full(stage), wanted * 128 * (gated ? FEW_ROWS : a.tile_rows));
+#pragma unroll 1
+    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES, column += Layout::BOX_COLUMNS) {
+      if (gated) {
+        tensor_load_4d(to, &map, column, 0, 0, row, full(stage), policy);
+      } else {
+        tensor_load_2d(to, &map, column, row, full(stage), policy);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void advance(Place& at, int stages) const {
+    at.advance(stages, a.chunks, a.row_tiles, work->x);
+  }
+
+  // The first stages, which of down are on their way long before its x is there.
+  __device__ __forceinline__ void fill(uint64_t policy) const {
+    const int4 mine = *work;
+    Place at{mine.y, mine.z, 0};
+#pragma unroll 1
+    for (int stage = 0; stage < FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
+      ask_for(at, stage, policy);
+      advance(at, 1);
+    }
+  }
+
+  // ---- products ----------------------------------------------------------------------------------------------------
+
+  // The row of x of an expert's n-th token.
+  __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
+
+  // Where the sums of 16 rows lie: of a token of the job's expert, or of a pair.
+  __device__ __forceinline__ float* sums_of(const Place& at, int n, int position) const {
+    if (gated) return parts + (((at.job & 1) * a.chunks + at.chunk) * a.tokens + n) * FEW_PITCH;
+    return parts + (order[position] * a.chunks + at.chunk) * FEW_PITCH;
+  }
+
+  __device__ __forceinline__ void run_stage(const Place& at, int stage, uint32_t parity, bool real) const {
+    const int4 expert = list[at.expert];
+    const int wanted = boxes(at);
+    float scales[2][2] = {};
+    if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
+    if (real) mbarrier_wait(full(stage), parity);
+    const FewProducts<kind> products;
+#pragma unroll 1
+    for (int n0 = 0; n0 < expert.z; n0 += 8) {
+      float sums[4] = {};
+      const unsigned char* row = nullptr;
+      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * Layout::COLUMNS * 2;
+      products.multiply(ring + stage * FEW_STAGE_BYTES, wanted, row, scales, sums);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int n = n0 + 2 * c + i, position = expert.y + n;
+        if (n >= expert.z) continue;
+        const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
+        float* to = sums_of(at, n, position) + q;
+        to[0] = sums[i] * unit;
+        to[8] = sums[i + 2] * unit;
+      }
+    }
+  }
+
+  // Of the lane's two rows and a stage's blocks of 128 columns.
+  __device__ __forceinline__ void load_block_scales(const Place& at, int expert, float (&scales)[2][2]) const {
+    const int wide = (a.columns + 127) / 128, high = (a.rows + 127) / 128;
+    const int row = at.row_tile * a.tile_rows;
+    const int low_block = gated ? expert * 2 * high + row / 128 : expert * high + min(row + q, a.rows - 1) / 128;
+    const int high_block = gated ? low_block + high : expert * high + min(row + q + 8, a.rows - 1) / 128;
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {  // a block beyond the last is never multiplied with
+      if (at.chunk * 2 + box >= wide) break;
+      scales[0][box] = a.scale[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
+      scales[1][box] = a.scale[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
+    }
+  }
+
+  // ---- what becomes of sums ----------------------------------------------------------------------------------------
+
+  static __device__ __forceinline__ uint16_t bf16_bits(float x) { return static_cast<uint16_t>(pack_bf16(x, 0.0f)); }
+
+  // A sum over all columns with the scale and the bias of a row, which counts those of all experts.
+  __device__ __forceinline__ float settled(float total, int64_t row) const {
+    if (kind == FewKind::CHANNEL) total *= a.scale[row];
+    if (a.bias != nullptr) total += bf16_low(a.bias[row]);
+    return total;
+  }
+
+  // Of gate-up: a thread a token and row.
+  __device__ __forceinline__ void activate(const Place& at, bool real) const {
+    const int4 expert = list[at.expert];
+    const int n = threadIdx.x / 8, within = threadIdx.x % 8, row = at.row_tile * 8 + within;
+    if (n >= expert.z) return;
+    const float* sums = sums_of(at, n, 0) + within;
+    float gate = 0.0f, up = 0.0f;
+#pragma unroll 2
+    for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.tokens * FEW_PITCH) gate += sums[0], up += sums[8];
+    const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
+    gate = settled(gate, stacked), up = settled(up, stacked + a.rows);
+    if (a.clamped) {
+      gate = fminf(gate, a.limit);
+      up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
+    }
+    const float result = up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
+    if (real) a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
+  }
+
+  // Of down: what each pair gives to a row, rounded and weighed, in the place of its first sum; then a token's, added up.
+  __device__ __forceinline__ void add_choices(const Place& at, bool real) const {
+    const int within = threadIdx.x % FEW_ROWS, row = at.row_tile * a.tile_rows + within;
+    const bool inside = within < a.tile_rows && row < a.rows;
+#pragma unroll 1
+    for (int pair = threadIdx.x / FEW_ROWS; pair < pairs && inside; pair += FEW_THREADS / FEW_ROWS) {
+      const int expert = load_int(a.ids + pair);
+      float* sums = parts + pair * a.chunks * FEW_PITCH + within;
+      float total = 0.0f;
+#pragma unroll 2
+      for (int chunk = 0; chunk < a.chunks; ++chunk) total += sums[chunk * FEW_PITCH];
+      if (expert >= 0) total = settled(total, static_cast<int64_t>(expert) * a.rows + row);
+      sums[0] = expert < 0 ? 0.0f : a.weights[pair] * bf16_low(bf16_bits(total));
+    }
+    __syncthreads();
+    const int token = threadIdx.x / FEW_ROWS;
+    if (token >= a.tokens || !inside) return;
+    float total = 0.0f;
+    const float* given = parts + token * a.top_k * a.chunks * FEW_PITCH + within;
+#pragma unroll 2
+    for (int choice = 0; choice < a.top_k; ++choice, given += a.chunks * FEW_PITCH) total += *given;
+    if (a.shared != nullptr) {
+      float beside = bf16_low(a.shared[static_cast<int64_t>(token) * a.ld_shared + row]);
+      if (a.shared_gate != nullptr) beside = __fdividef(beside, 1.0f + __expf(-bf16_low(a.shared_gate[token])));
+      total += beside;
+    }
+    if (real) a.out[static_cast<int64_t>(token) * a.rows + row] = bf16_bits(total);
+  }
+
+  // ---- the whole ---------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void run() const {
+    const uint64_t policy = policy_evict_first();
+    if (!gated) launch_dependents();
+    if (threadIdx.x < FEW_STAGES) {
+      mbarrier_init(full(threadIdx.x), 1);
+      mbarrier_init_fence();
+    }
+    if (gated && threadIdx.x == 0) pretend();
+    if (!gated) read_plan(policy);
+#pragma unroll 1
+    for (int real = 0; real < 2; ++real) {
+      if (real) {
+        grid_dependency_wait();
+        if (gated) {
+          launch_dependents();
+          read_plan(policy);
+        }
+      }
+      __syncwarp();
+      FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
+      __syncthreads();
+      go_through(policy, real);
+    }
+  }
+
+  // What the rehearsal of gate-up takes for the plan: one token of the first expert.
+  __device__ __forceinline__ void pretend() const {
+    *work = make_int4(1, 0, 0, 1);
+    list[0] = make_int4(0, 0, 1, 0);
+    order[0] = 0;
+  }
+
+  __device__ __forceinline__ void read_plan(uint64_t policy) const {
+    if (warp == 0) {
+      __syncwarp();
+      share_out();
+      if (lane == 0) fill(policy);
+    } else if (warp == 1) {
+#pragma unroll 1
+      for (int i = lane; i < pairs; i += 32) order[i] = load_int(a.order + i);
+    }
+  }
+
+  // In a rehearsal one stage a warp, of one job.
+  __device__ __forceinline__ void go_through(uint64_t policy, bool real) const {
+    const int4 mine = *work;
+    const int jobs = real ? mine.w : min(mine.w, 1);
+    Place job{mine.y, mine.z, 0}, at = job, next = job;  // `next`: what the warp's stage is asked for next
+    if (mine.x > 0) {
+      advance(at, warp);
+      advance(next, warp + FEW_STAGES);
+    }
+    int stage = warp;
+    uint32_t parity = 0;
+#pragma unroll 1
+    while (job.job < jobs) {
+#pragma unroll 1
+      while (at.job == job.job && mine.x > 0) {
+        run_stage(at, stage, parity, real);
+        __syncwarp();
+        if (!real) break;
+        if (lane == 0 && next.job < jobs) ask_for(next, stage, policy);
+        advance(at, FEW_WARPS);
+        advance(next, FEW_WARPS);
+        stage += FEW_WARPS;
+        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
+      }
+      __syncthreads();
+      if (gated) {
+        activate(job, real);  // while the next job's sums go elsewhere
+        advance(job, a.chunks);
+      } else {
+        add_choices(job, real);
+        __syncthreads();
+        ++job.row_tile, ++job.job;
+      }
+    }
+    if (gated) __syncthreads();
+  }
+};
+
+template <FewKind kind, bool gated>
+__device__ __forceinline__ void sm90_few_experts(const CUtensorMap& map, const FewArguments& a) {
+  extern __shared__ unsigned char raw[];
+  FewExperts<kind, gated>(a, map, raw + (-shared_address(raw) & 1023)).run();
+}
+
+}  // namespace stoker
+
+#define STOKER_SM90_FEW_EXPERTS(name, kind, gated)                                                               \
+  extern "C" __global__ void __launch_bounds__(stoker::FEW_THREADS, 2)                                           \
+      name(const __grid_constant__ CUtensorMap map, const __grid_constant__ stoker::FewArguments a) {            \
+    stoker::sm90_few_experts<stoker::FewKind::kind, gated>(map, a);                                              \
+  }

@@ -1,0 +1,59 @@
+"""uvicorn as our servers run it: nothing of its own between the socket and the application, signals left to them.
+
+Invariants: TLS is a context that was made before.
+Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from stoker_runtime.serve.bounds import BoundedProtocol
+from stoker_runtime.serve.port import BACKLOG
+
+KEEP_ALIVE_SECONDS = 75
+GOODBYE_SECONDS = 2.0
+"""How long whoever is cut short has to take what was said."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the server's life cycle."""
+        yield
+
+
+class WebConfig(uvicorn.Config):
+    """uvicorn's configuration with a TLS context that was made before."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        """Resolve what uvicorn resolves."""
+        super().load()
+        self.ssl = self.tls
+
+
+def uvicorn_config(app: Callable[..., Any], tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """uvicorn with nothing of its own between the socket and `app`, an ASGI application."""
+    config = WebConfig(
+        app,
+        http=BoundedProtocol,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(GOODBYE_SECONDS),
+        backlog=BACKLOG,
+    )
+    config.tls = tls
+    return config

@@ -1,0 +1,19 @@
+// Entries of the kernels that adapters run in for the tests; every kernel can be given by its address.
+#include "gemm_launch.h"
+#include "sm90_bf16_gemm_cluster_adapted.cu"
+#include "sm90_bf16_gemm_gated_adapted.cu"
+#include "sm90_bf16_lora_shrink.cu"
+
+extern "C" void run_adapted_gemm(
+    void (*kernel)(CUtensorMap, CUtensorMap, stoker::GemmArguments, stoker::AdapterArguments), const CUtensorMap* w_map,
+    const CUtensorMap* x_map, const stoker::GemmArguments* g, const stoker::AdapterArguments* adapters, const Launch* l) {
+  run(l, [=] { kernel(*w_map, *x_map, *g, *adapters); });
+}
+
+extern "C" void run_lora_shrink(void (*kernel)(stoker::ShrinkArguments), const stoker::ShrinkArguments* g,
+                                const Launch* l) {
+  run(l, [=] { kernel(*g); });
+}
+
+extern "C" int adapter_arguments_size() { return sizeof(stoker::AdapterArguments); }
+extern "C" int shrink_arguments_size() { return sizeof(stoker::ShrinkArguments); }

@@ -1,0 +1,79 @@
+"""Products with adapters: what they are on a CPU, and which operands go to the kernels of two launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from stoker_kernels import lora
+from stoker_kernels.gemm import adapted, adapted_linear, adapted_silu_mul
+from stoker_kernels.gemm.small import Operands
+from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget
+from stoker_kernels.quant import LinearWeight
+
+
+def made(
+    tokens: list[int], rows: tuple[int, ...], columns: int, *, slots: int = 3, rank: int = 7,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, LinearWeight, LoraTarget, LoraStep]:  # fmt: skip
+    generator = torch.Generator().manual_seed(len(tokens) + columns)
+    of_token = torch.tensor(tokens, dtype=torch.int32)
+    plan = LoraPlan.allocate(len(tokens), slots, of_token.device).of(of_token, slots)
+    lora.group_tokens(of_token, slots, plan)
+    room = lora.scratch_elements(len(tokens), slots, rank, len(rows), columns)
+    a = torch.randn((slots, rank, len(rows), columns), generator=generator)
+    b = torch.randn((slots, rank, sum(rows)), generator=generator)
+    ranks = torch.tensor([rank, 0, rank - 3][:slots], dtype=torch.int32)
+    x, weight = (torch.randn((n, columns), generator=generator).to(dtype) for n in (len(tokens), sum(rows)))
+    target = LoraTarget(a.to(dtype), b.to(dtype), ranks, rows)
+    return x, LinearWeight(weight), target, LoraStep(plan, torch.empty(room))
+
+
+def definition(x: torch.Tensor, weight: LinearWeight, target: LoraTarget, tokens: list[int]) -> torch.Tensor:
+    y = x.double() @ weight.data.double().T
+    for token, slot in enumerate(tokens):
+        if slot >= 0 and (rank := int(target.ranks[slot])) > 0:
+            first = 0
+            for piece, rows in enumerate(target.rows):
+                shrunk = target.a[slot, :rank, piece].double() @ x[token].double()
+                y[token, first : first + rows] += shrunk @ target.b[slot, :rank, first : first + rows].double()
+                first += rows
+    return y
+
+
+def test_a_product_with_adapters_is_its_definition() -> None:
+    tokens = [2, -1, 0, 1, 2]
+    x, weight, target, step = made(tokens, (40, 9), 33)
+    bias, out = torch.randn(49), torch.empty((5, 49))
+    got = adapted_linear(x, weight, target, step, bias=bias, out=out)
+    assert got is out
+    torch.testing.assert_close(got.double(), definition(x, weight, target, tokens) + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_change_gate_and_up_before_the_activation() -> None:
+    tokens = [0, 2, -1]
+    x, weight, target, step = made(tokens, (24, 24), 40)
+    gate, up = definition(x, weight, target, tokens).chunk(2, dim=1)
+    got = adapted_silu_mul(x, weight, target, step)
+    torch.testing.assert_close(got.double(), gate * torch.sigmoid(gate) * up, rtol=1e-4, atol=1e-3)
+
+
+def refused(rows: tuple[int, ...], *, tokens: int = 5, slots: int = 3, rank: int = 7, columns: int = 64) -> str | None:
+    x, weight, target, step = made([0] * tokens, rows, columns, slots=slots, rank=rank, dtype=torch.bfloat16)
+    # As a slab has them: the lines of a slot are as far apart as alignment has it.
+    target = replace(target, b=torch.nn.functional.pad(target.b, (0, -sum(rows) % 16))[..., : sum(rows)])
+    return adapted.refusal(Operands(x, weight.data, torch.empty((tokens, sum(rows)))), target, step)
+
+
+def test_two_launches_take_pieces_of_eights_and_as_many_ranks_as_a_warp_keeps() -> None:
+    assert refused((72, 8)) is None
+    assert "multiples of 8" in str(refused((70, 10)))
+    assert refused((64,), slots=3, rank=32) is None  # 96 ranks in all
+    assert "128 ranks" in str(refused((64,), slots=3, rank=33))
+    assert refused((64,), tokens=2, slots=3, rank=64) is None  # two adapters at most
+    assert "multiples of 16 bytes" in str(refused((64,), columns=60))
+
+
+def test_two_launches_take_no_large_tiles() -> None:
+    assert "tiles of 16" in str(refused((64,), tokens=700, rank=8))

@@ -1,0 +1,232 @@
+"""Mixtures whose checkpoints hold experts in integers of four bits, and those that get them at load: weights bit for
+bit, logits and tokens of transformers on the values that are meant, bytes, and what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.runtime.weights.test_integer_checkpoint import (
+    AWQ_CONFIG,
+    Quantized,
+    awq,
+    compressed,
+    compressed_config,
+    gptq,
+    gptq_config,
+)
+from torch import Tensor
+
+from stoker_runtime.bench.reference.mixture import expert_values
+from stoker_runtime.bench.reference.model import reference_logits
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.executor.resolve import activation_bytes, resolve, resolve_quantization
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.load import load_weights
+
+CPU = torch.device("cpu")
+COMMON: dict[str, Any] = {
+    "vocab_size": 104, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 40,
+    "num_experts_per_tok": 2, "max_position_embeddings": 128, "tie_word_embeddings": False, "eos_token_id": 2,
+}  # fmt: skip
+# Rows of a step and short ones, of gate and up as of down.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen": ("Qwen3MoeConfig", COMMON | {
+        "hidden_size": 288, "moe_intermediate_size": 160, "num_experts": 6, "norm_topk_prob": True,
+        "intermediate_size": 96, "mlp_only_layers": [1],
+    }),
+    "mixtral": ("MixtralConfig", COMMON | {"hidden_size": 160, "intermediate_size": 320, "num_local_experts": 3}),
+    "shared": ("Qwen2MoeConfig", COMMON | {
+        "hidden_size": 160, "moe_intermediate_size": 96, "num_experts": 5, "shared_expert_intermediate_size": 64,
+        "intermediate_size": 96,
+    }),
+}  # fmt: skip
+Way = tuple[str, dict[str, Any], Callable[[Tensor], Quantized]]
+FORMATS: dict[str, Way] = {
+    "awq": ("mixtral", AWQ_CONFIG | {"modules_to_not_convert": ["gate"]}, lambda w: awq(w, 32)),
+    "gptq-symmetric": ("qwen", gptq_config(32, sym=True), lambda w: gptq(w, 32, zeros=False)),
+    "gptq-zeros": ("shared", gptq_config(32, dynamic={r"-:.*\.shared_expert_gate$": {}}), lambda w: gptq(w, 32)),
+    "gptq-rows": ("mixtral", gptq_config(0), lambda w: gptq(w, 0)),
+    "compressed": ("qwen", compressed_config(32), lambda w: compressed(w, 32)),
+    "compressed-zeros": ("shared", compressed_config(32, zeros=True), lambda w: compressed(w, 32, zeros=True)),
+}
+
+
+def made(kind: str, folder: Path) -> Path:
+    """A random mixture in fp32."""
+    import transformers
+
+    name, sizes = MODELS[kind]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**sizes)).float()
+    generator = torch.Generator().manual_seed(len(kind))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 0.2 * noise if "norm" in parameter_name else 0.1 * noise)
+    model.save_pretrained(folder)
+    return folder
+
+
+def is_quantized(name: str) -> bool:
+    """Linear layers, but neither routers nor gates of shared experts, nor embedding and head."""
+    linear = name.endswith((".w1.weight", ".w2.weight", ".w3.weight", "_proj.weight"))
+    return linear and "norm" not in name
+
+
+def write(folder: Path, way: Way) -> tuple[Path, Path]:
+    """The checkpoint in `folder/q`, and in `folder/d` a dense one of the values that it stands for."""
+    kind, config, quantize = way
+    dense = made(kind, folder / "made")
+    packed: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    tensors = load_file(dense / "model.safetensors")
+    for name in filter(is_quantized, tensors):
+        parts, plain[name] = quantize(tensors[name])
+        packed |= {f"{name.removesuffix('.weight')}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+    # Biases of the model's own stand in for GPTQ's zeros.
+    others = {name: tensor for name, tensor in tensors.items() if not is_quantized(name)}
+    packed, plain = packed | others, plain | others
+    settings = json.loads((dense / "config.json").read_text())
+    for each, found, more in (("q", packed, {"quantization_config": config}), ("d", plain, {})):
+        (folder / each).mkdir()
+        save_file(found, folder / each / "model.safetensors")
+        (folder / each / "config.json").write_text(json.dumps(settings | more))
+    return folder / "q", folder / "d"
+
+
+def load(folder: Path, asked: str = "auto", dtype: torch.dtype = torch.float32) -> DecoderWeights:
+    source = read_source(str(folder))
+    spec = build_spec(source)
+    return load_weights(source, spec, CPU, dtype, resolve_quantization(asked, spec))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
+    quantized, plain = write(tmp_path, FORMATS[form])
+    for ours, theirs in zip(load(quantized).layers, load(plain).layers, strict=True):
+        if ours.mixture is None or theirs.mixture is None:
+            assert form in ("gptq-symmetric", "compressed")
+            continue
+        assert ours.mixture.experts.kind == "int4"
+        assert ours.mixture.router.kind == "dense"
+        for expert in range(ours.mixture.experts.experts):
+            for got, expected in zip(
+                expert_values(ours.mixture.experts, expert), expert_values(theirs.mixture.experts, expert), strict=True
+            ):
+                assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros"])
+def test_logits_and_tokens_are_those_of_transformers(tmp_path: Path, form: str, paged_model: Any) -> None:
+    import transformers
+
+    quantized, plain = write(tmp_path, FORMATS[form])
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
+    model.generation_config.eos_token_id = None
+    ids = random.Random(form).choices(range(3, 104), k=41)
+    ours = paged_model(str(quantized), quantization=FORMATS[form][1]["quant_method"], max_len=128)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=3e-4, rtol=3e-4)
+    ours.forget()
+    prompts = [ids[:9], ids[20:]]
+    for prompt, tokens in zip(prompts, ours.greedy(prompts, 64), strict=True):
+        exact = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
+        assert tokens == exact[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_experts_rounded_at_load_stay_within_half_a_step(kind: str, tmp_path: Path, paged_model: Any) -> None:
+    folder = made(kind, tmp_path)
+    ours, plain = load(folder, "w4"), load(folder)
+    for layer, exact in zip(ours.layers, plain.layers, strict=True):
+        if layer.mixture is None or exact.mixture is None:
+            continue
+        of = layer.mixture.experts
+        assert (of.kind, of.group) == ("int4", 128)
+        assert of.down_scale is not None
+        for expert in range(of.experts):
+            got, wanted = expert_values(of, expert)[1], expert_values(exact.mixture.experts, expert)[1]
+            step = of.down_scale[expert, torch.arange(of.ffn) // 128, :, 0].t()
+            assert ((got - wanted).abs() <= 0.502 * step).all()
+    ids = random.Random(kind).choices(range(3, 104), k=30)
+    spec = build_spec(read_source(str(folder)))
+    got = paged_model(str(folder), quantization="w4").step([(0, ids)], all_logits=True)[0]
+    torch.testing.assert_close(got, reference_logits(spec, ours, ids, 0), atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_bytes_are_those_of_the_arena(kind: str, tmp_path: Path) -> None:
+    spec = build_spec(read_source(str(made(kind, tmp_path))))
+    for dtype in (torch.bfloat16, torch.float32):
+        arena = WeightArena(spec, CPU, dtype, "w4")
+        assert arena.num_bytes == spec.parameter_bytes(str(dtype).removeprefix("torch."), "w4")
+        assert len(arena.experts) == 2 * len(spec.moe.layers if spec.moe else ())
+
+
+def test_a_published_shape_takes_four_bits_and_a_quarter() -> None:
+    spec = build_spec(read_source("shape:qwen3-30b-a3b"))
+    values = 48 * 128 * 3 * 768 * 2048
+    saved = spec.parameter_bytes("bfloat16") - spec.parameter_bytes("bfloat16", "w4")
+    others = sum(each.elements for each in spec.parameters() if each.role == "linear")
+    assert saved * 8 == pytest.approx(values * (16 - 4.25) + others * (16 - 4 - 24 / 128), rel=1e-3)
+
+
+def test_no_step_has_memory_for_a_stack_in_16_bits() -> None:
+    spec = build_spec(read_source("shape:qwen3-30b-a3b"))
+    plain, packed = (
+        activation_bytes(resolve(EngineConfig(model="m", quantization=way), spec, "cuda"), spec, 8192)
+        for way in ("none", "w4")
+    )
+    # Of the largest other matrix, Q, K and V.
+    assert packed - plain == 2 * (32 + 2 * 4) * 128 * 2048
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (gptq_config(32, desc_act=True), r"columns are ordered by activation \(act-order, desc_act\)"),
+        (gptq_config(32, 8), "integers of 8 bits are not multiplied so: no 8 bits are multiplied, but 4"),
+        (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
+        (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"experts in NVFP4 are not .*: integers of 4 bits are"),
+    ],
+)
+def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = made("mixtral", tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
+    with pytest.raises(ModelError, match=message):
+        build_spec(read_source(str(folder)))
+
+
+def test_widths_that_fill_no_block_are_refused_at_load(tmp_path: Path) -> None:
+    spec = build_spec(read_source(str(made("mixtral", tmp_path))))
+    assert spec.moe is not None
+    odd = replace(spec, moe=replace(spec.moe, ffn=328))
+    with pytest.raises(ConfigError, match="quantization is w4, but of experts rows have 328 columns, no whole blocks"):
+        resolve(EngineConfig(model="m", quantization="w4"), odd, "cpu")
+    assert resolve(EngineConfig(model="m", isq="w4"), spec, "cpu").quantization == "w4"
+
+
+def test_a_layer_that_is_left_alone_keeps_its_experts_dense(tmp_path: Path) -> None:
+    config = FORMATS["gptq-rows"][1] | {"dynamic": {r"-:model\.layers\.1\..*": {}}}
+    quantized, _ = write(tmp_path, ("mixtral", config, FORMATS["gptq-rows"][2]))
+    plain, tensors = load_file(tmp_path / "made" / "model.safetensors"), load_file(quantized / "model.safetensors")
+    tensors = {name: each for name, each in tensors.items() if "layers.1." not in name}
+    tensors |= {name: each for name, each in plain.items() if "layers.1." in name}
+    save_file(tensors, quantized / "model.safetensors")
+    kinds = [layer.mixture.experts.kind for layer in load(quantized).layers if layer.mixture]
+    assert kinds == ["int4", "dense"]
