@@ -1,4 +1,6 @@
-"""The Hopper kernels of four-bit weights, launched by their own host code and run on the CPU by `emulator/`."""
+"""The Hopper kernels of four-bit weights that stream through shared memory, launched by their own host code and run on
+the CPU by `emulator/`.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +80,6 @@ def test_ctas_take_tiles_in_turn(machine: Machine, tile: Int4Tile) -> None:
     """More stages than one tile has blocks, and fewer; more tiles of tokens and of rows than CTAs."""
     for k in (128, 64 * 17):
         product(machine, tile, 2 * tile.tokens + 1, 2 * tile.rows + 64, k, 128, 1, True)
-
-
-@pytest.mark.parametrize("tile", [tile for tile in TILES if not tile.groups], ids=lambda tile: tile.kernel_name(False))
-@pytest.mark.parametrize(("group", "split"), [(16, 1), (128, 3), (320, 2)])
-def test_few_tokens_match(machine: Machine, tile: Int4Tile, group: int, split: int) -> None:
-    product(machine, tile, tile.tokens - 1, 192, 64 * 20, group, split, group != 16)
 
 
 def test_a_row_has_the_same_bits_by_every_kernel_of_one_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
