@@ -15,10 +15,9 @@ from torch import Tensor
 
 from stoker_kernels.integer_gemm import sm90_int4, triton_integer
 from stoker_kernels.integer_gemm.sm90_int4 import MAX_TOKENS, TILES
-from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.quant import IntegerWeight
 
-WIDE = tuple(tile for tile in TILES if tile.stages)
+LEAST = min(tile.tokens for tile in TILES if tile.groups)  # tokens of a kernel that brings them to shared memory
 TOKENS = triton_integer.TOKEN_TILES[-1]
 
 
@@ -35,11 +34,9 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
     reason = sm90_int4.refusal(x, weight, bias, y)
     if reason is not None:
         raise ValueError(f"integer_linear of a weight in fragments: {reason}")
-    least = WIDE[0]
-    split = sm90_int4.split_for(least, least.tokens, weight.out_features, weight.in_features, sm_count(x.device))
+    _, split = sm90_int4.choice(LEAST, weight, x.device)
     for first in range(0, len(x), MAX_TOKENS):
         part = slice(first, min(first + MAX_TOKENS, len(x)))
-        count = part.stop - part.start
-        tile = next((each for each in WIDE if count <= each.tokens), WIDE[-1])
+        tile, _ = sm90_int4.choice(max(LEAST, part.stop - part.start), weight, x.device, split)
         sm90_int4.multiply(x[part], weight, bias, y[part], tile, split)
     return y

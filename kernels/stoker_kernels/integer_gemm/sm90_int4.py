@@ -97,16 +97,24 @@ Residents = Callable[[Int4Tile, int], int]
 """(tile, CTAs of a cluster) → how many such clusters the device holds at once."""
 
 
-def choice_for(tokens: int, n: int, k: int, residents: Residents) -> tuple[Int4Tile, int]:
+def choice_for(tokens: int, n: int, k: int, residents: Residents, split: int = 0) -> tuple[Int4Tile, int]:
     """The kernel, and how many CTAs share the columns: what takes least by waves of clusters, steps, starts and sums.
+
+    With `split` that many share them, and the kernel is the best one so.
 
     Times are those of one weight, 37888 × 3584, on an H100, and of its sums in clusters: the order of choices is what
     they are for.
     """
     size = next((tile.tokens for tile in TILES if tokens <= tile.tokens), TILES[-1].tokens)
     fitting = [tile for tile in TILES if tile.tokens == size]
-    choices = [(tile, split) for tile in fitting for split in range(1, min(MAX_SPLIT, _steps(tile, k)) + 1)]
-    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, residents(*choice)))
+    splits = {tile: [split] if split else range(1, min(MAX_SPLIT, _steps(tile, k)) + 1) for tile in fitting}
+    choices = [(tile, each) for tile in fitting for each in splits[tile]]
+
+    def cost_us(choice: tuple[Int4Tile, int]) -> float:
+        tile, parts = choice
+        return _cost_us(tile, parts, tokens, n, k, residents(tile, parts))
+
+    return min(choices, key=cost_us)
 
 
 def _steps(tile: Int4Tile, k: int) -> int:
@@ -120,15 +128,20 @@ def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: 
     return waves * (-(-_steps(tile, k) // split) * tile.step_us + START_US + cluster)
 
 
+def choice(tokens: int, weight: IntegerWeight, device: torch.device, split: int = 0) -> tuple[Int4Tile, int]:
+    """`choice_for` on this device. Raises CubinMissing."""
+    return _choice(tokens, weight.out_features, weight.in_features, _small_groups(weight), device, split)
+
+
 @functools.cache
-def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.device) -> tuple[Int4Tile, int]:
-    def residents(tile: Int4Tile, split: int) -> int:
-        if split == 1:
+def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.device, split: int) -> tuple[Int4Tile, int]:
+    def residents(tile: Int4Tile, parts: int) -> int:
+        if parts == 1:
             return sm_count(device) * tile.ctas
         shared = tile.shared_bytes(small_groups)
-        return cuda.resident_clusters(_kernel(tile, small_groups, device), split, shared)
+        return cuda.resident_clusters(_kernel(tile, small_groups, device), parts, shared)
 
-    return choice_for(tokens, n, k, residents)
+    return choice_for(tokens, n, k, residents, split)
 
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
@@ -152,9 +165,9 @@ def multiply(
 
     `tile` and `split` (1 to 8) are chosen where no tile is given.
     """
-    m, n, k = x.shape[0], weight.out_features, weight.in_features
+    m, n = x.shape[0], weight.out_features
     if tile is None:
-        tile, split = _choice(m, n, k, _small_groups(weight), x.device)
+        tile, split = choice(m, weight, x.device)
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
     if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))

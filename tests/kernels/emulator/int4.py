@@ -73,5 +73,6 @@ class Machine:
         monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
+        monkeypatch.setattr(cuda, "resident_clusters", lambda _, size, __: max(1, self.sms // size))
         monkeypatch.setattr(sm90_int4, "sm_count", lambda _: self.sms)
         monkeypatch.setattr(sm90_int4, "pdl_on", lambda _: True)

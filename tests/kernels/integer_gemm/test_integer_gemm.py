@@ -113,6 +113,17 @@ def test_clusters_that_would_not_fit_at_once_are_not_chosen() -> None:
             assert -(-n // tile.rows) * -(-tokens // tile.tokens) <= h200(tile, split)
 
 
+def test_with_a_given_cut_the_kernel_alone_is_chosen() -> None:
+    """As batch invariance wants it: every number of tokens takes the same cut, by a kernel that holds them."""
+    for n, k in ((3584, 18944), (4608, 3584), (70 * 64, 1152)):
+        for split in (1, 3, 7):
+            for tokens in (16, 47, 90, 1024):
+                tile, found = sm90_int4.choice_for(tokens, n, k, h200, split)
+                assert found == split
+                assert tile.groups
+                assert tile.tokens >= min(tokens, 128)
+
+
 def h200(tile: sm90_int4.Int4Tile, split: int) -> int:
     """How many clusters of 1 to 8 CTAs an H200 was found to hold, one of them on an SM."""
     return (132, 66, 39, 30, 22, 17, 15, 15)[split - 1] * tile.ctas

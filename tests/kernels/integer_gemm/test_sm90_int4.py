@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kernels.emulator.int4 import Machine, compile_int4
 
-from stoker_kernels.integer_gemm import dequantize_integers, sm90_int4, to_fragments
+from stoker_kernels.integer_gemm import dequantize_integers, fixed, sm90_int4, to_fragments
 from stoker_kernels.integer_gemm.sm90_int4 import TILES, Int4Tile
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape
 
@@ -84,3 +84,28 @@ def test_ctas_take_tiles_in_turn(machine: Machine, tile: Int4Tile) -> None:
 @pytest.mark.parametrize(("group", "split"), [(16, 1), (128, 3), (320, 2)])
 def test_few_tokens_match(machine: Machine, tile: Int4Tile, group: int, split: int) -> None:
     product(machine, tile, tile.tokens - 1, 192, 64 * 20, group, split, group != 16)
+
+
+def test_a_row_has_the_same_bits_by_every_kernel_of_one_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fixed`: 3, 40 and 129 tokens take three kernels; columns are shared, since SMs are many."""
+    sm90_int4._choice.cache_clear()
+    machine.sms = 66
+    taken, multiply = set(), sm90_int4.multiply
+
+    def recorded(*args: object) -> None:
+        taken.add(args[4:])
+        multiply(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sm90_int4, "multiply", recorded)
+    generator = torch.Generator().manual_seed(5)
+    weight = random_weight(192, 64 * 11, 64, True, generator)
+    x = torch.randn(129, 64 * 11, generator=generator).bfloat16()
+    whole = fixed.integer_linear(x, weight, bias=None, out=None)
+    for count in (3, 40):
+        part = fixed.integer_linear(x[20 : 20 + count].clone(), weight, bias=None, out=None)
+        assert torch.equal(part, whole[20 : 20 + count])
+    sm90_int4._choice.cache_clear()
+    assert len({tile for tile, _ in taken}) == 3
+    splits = {split for _, split in taken}
+    assert len(splits) == 1
+    assert splits.pop() > 1
