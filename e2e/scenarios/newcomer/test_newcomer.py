@@ -54,6 +54,7 @@ def free(port: int) -> bool:
 @contextmanager
 def registry(folder: Path, listens: str = "127.0.0.1") -> Iterator[str]:
     """A registry on this machine that keeps nothing; its address for nodes. `listens` "" = for pods, too."""
+    folder.mkdir(exist_ok=True)
     port = next(port for port in range(5000, 5100) if free(port))
     command = [str(ensure(["crane"])["crane"]), "registry", "serve", f"--address={listens}:{port}", f"--disk={folder}"]
     log = Layout().logs / "registry.log"

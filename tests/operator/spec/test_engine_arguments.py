@@ -85,7 +85,8 @@ def policys_names() -> str:
         "otherVariables": sorted(engine_table.OTHER_VARIABLES),
     }
     head = "# Written by tests/operator/spec/test_engine_arguments.py from the engine's own table.\n"
-    return head + str(yaml.safe_dump(names, sort_keys=False, default_flow_style=False))
+    # Quoted: to Helm's YAML a bare n is no text, but false.
+    return head + str(yaml.safe_dump(names, sort_keys=False, default_flow_style=False, default_style='"'))
 
 
 def test_the_charts_policy_has_the_same_names() -> None:

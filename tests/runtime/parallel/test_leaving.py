@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from stoker_kernels.all_reduce.memory import Exchange
+from stoker_kernels.all_reduce import Exchange
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import places
@@ -46,7 +46,6 @@ def leave(rank: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are processes of one Linux machine")
-@pytest.mark.timeout(120)
 def test_ranks_leave_when_the_file_by_which_they_met_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "met"
     folder.mkdir()
