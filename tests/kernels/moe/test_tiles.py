@@ -43,10 +43,12 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         for each in aot.variants(90)
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
+    kinds = (triton_experts.DENSE, triton_experts.CHANNEL, triton_experts.BLOCKED)
     for name in ("gate_up_kernel", "down_kernel"):
-        for packed, shape in ((False, tiles.FIXED_TILE), (True, tiles.FIXED_PACKED_TILE)):
+        fixed = dict.fromkeys(kinds, tiles.FIXED_TILE) | {triton_experts.MXFP4: tiles.FIXED_PACKED_TILE}
+        for kind, shape in fixed.items():
             for tile in (each for each in tiles.TOKEN_TILES if each <= tiles.FIXED_TOKENS):
-                assert (name, packed, tile, shape.rows, shape.warps, shape.stages) in ahead
+                assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
     shuffled = random.Random(5)
     for _ in range(500):
         tile, rows = shuffled.choice(tiles.TOKEN_TILES), shuffled.randint(1, 20000)
@@ -55,7 +57,7 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         count, sms = shuffled.randint(1, 400), shuffled.choice((78, 108, 132))
         packed = tiles.packed_row_tile(tile, count, rows, sms, gated=gated)
         assert (name, triton_experts.MXFP4, tile, packed.rows, packed.warps, packed.stages) in ahead
-        for kind in (triton_experts.DENSE, triton_experts.CHANNEL, triton_experts.BLOCKED):
+        for kind in kinds:
             for as_fp8 in {False, kind != triton_experts.DENSE}:
                 shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8)
                 assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
