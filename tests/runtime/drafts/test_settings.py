@@ -95,11 +95,12 @@ def test_a_bad_value_names_its_field(given: Any, says: str) -> None:
         parse(["m", f"--speculative-config={text}"], {})
 
 
-def test_what_does_not_verify_drafts_yet_refuses_them() -> None:
+def test_what_does_not_verify_drafts_refuses_them() -> None:
     text = json.dumps(NGRAM)
-    for fields in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"runner": "pooling"}):
-        with pytest.raises(ConfigError, match="speculative_config is for"):
-            EngineConfig("m", speculative_config=text, **fields).validate()
+    with pytest.raises(ConfigError, match="speculative_config is for"):
+        EngineConfig("m", speculative_config=text, runner="pooling").validate()
+    for fields in ({"tensor_parallel_size": 3}, {"pipeline_parallel_size": 2}):
+        EngineConfig("m", speculative_config=text, **fields).validate()
     assert read_drafting("") is None
 
 
