@@ -99,8 +99,7 @@ def test_what_does_not_verify_drafts_refuses_them() -> None:
     text = json.dumps(NGRAM)
     with pytest.raises(ConfigError, match="speculative_config is for"):
         EngineConfig("m", speculative_config=text, runner="pooling").validate()
-    for fields in ({"tensor_parallel_size": 3}, {"pipeline_parallel_size": 2}):
-        EngineConfig("m", speculative_config=text, **fields).validate()
+    EngineConfig("m", speculative_config=text, tensor_parallel_size=3, pipeline_parallel_size=2).validate()
     assert read_drafting("") is None
 
 
