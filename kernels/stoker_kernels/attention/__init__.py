@@ -8,6 +8,7 @@ Must never know: models, requests, schedulers. A new kernel: its host side here,
 `choose.py`, its types and constants in `variants.py`.
 """
 
+from stoker_kernels.attention.cpu_attention import rows_attended, rows_support
 from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
@@ -24,5 +25,7 @@ __all__ = [
     "attention_workspace_bytes",
     "paged_attention",
     "plan_attention",
+    "rows_attended",
+    "rows_support",
     "split_decodes",
 ]

@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.attention.cpu_attention import rows_support
+from stoker_kernels.attention import AttentionMeta, rows_support
 from stoker_kernels.launch import cpu_dot
 from stoker_kernels.launch.dispatch import (
     Target,

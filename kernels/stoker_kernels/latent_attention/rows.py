@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.attention.cpu_attention import rows_attended
+from stoker_kernels.attention import AttentionMeta, rows_attended
 from stoker_kernels.latent_attention import reference
 from stoker_kernels.latent_attention.shapes import sizes_of
 from stoker_kernels.launch.cpu_dot import dot
