@@ -2,5 +2,5 @@
 
 `integer_files.py`, `fp4_files.py` and `mxfp4.py` know how files hold them, `load.py` and `experts_load.py` bring them
 to the device. Where those of experts rest, `weights/expert_places.py` says.
-Must never know: how products are computed. A new packing: a `…_files.py`, and its branch in `load.py`.
+Must never know: how products are computed. A new packing: a module beside `fp4_files.py`, and its branch in `load.py`.
 """
