@@ -30,12 +30,6 @@ KINDS = [
 ]
 
 
-def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal; nearly so in the interpreter, where numpy multiplies: its sums depend on shapes on some processors."""
-    bound = TOLERANCE[got.dtype]
-    return torch.equal(got, want) if got.is_cuda else torch.allclose(got, want, rtol=bound, atol=bound)
-
-
 @pytest.fixture(autouse=True)
 def demanded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Batch invariance, with splits so short that these few keys are several."""
@@ -78,8 +72,8 @@ def test_a_token_has_the_same_bits_in_every_step(
         positions = [*sorted(rng.sample(range(141), 2)), 140]
         first, last = sorted(rng.sample(range(142), 2))
         got = run(part(batch, positions, (first, last)), planned=cut, **options)
-        assert same_bits(got[: len(positions)], whole[positions])
-        assert same_bits(got[len(positions) : len(positions) + last - first], whole[first:last])
+        assert torch.equal(got[: len(positions)], whole[positions])
+        assert torch.equal(got[len(positions) : len(positions) + last - first], whole[first:last])
 
 
 def run(batch: AttentionBatch, *, planned: bool, **options: Any) -> torch.Tensor:
