@@ -17,7 +17,7 @@ import torch
 from tests.runtime.executor.published_configs import OTHERS, PUBLISHED
 
 from stoker_kernels.attention import choose, sm90_decode, sm90_mixed, sm90_prefill
-from stoker_kernels.gemm import gated
+from stoker_kernels.gemm import adapted, gated
 from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.launch.rehearsal import Missing
@@ -40,6 +40,7 @@ from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
 from stoker_runtime.models import decoder as decoder_module
+from stoker_runtime.models import inputs
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.architectures.heads import read_eagle3
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
@@ -132,6 +133,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(sm90_decode, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
     monkeypatch.setattr(gated, "linear", record_linear)
+    monkeypatch.setattr(adapted, "linear", record_linear)
+    monkeypatch.setattr(inputs, "linear", record_linear)
     monkeypatch.setattr(mixture_module, "linear", record_linear)
     monkeypatch.setattr(triton_experts, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear_silu_mul", record_both)
