@@ -51,6 +51,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 # Name → configuration class, what differs from BASE, and bytes per file where the checkpoint is sharded.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "llama": ("LlamaConfig", {}, None),
+    "llama-eight-heads": ("LlamaConfig", {"num_attention_heads": 8}, None),
     "llama-sharded": ("LlamaConfig", {"num_key_value_heads": 4}, "100KB"),
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}, None),
     "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}, None),

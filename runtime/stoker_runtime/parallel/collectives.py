@@ -100,7 +100,7 @@ class Collectives:
         return [self._store.get(key).decode() for key in keys]
 
     def _meet(self, mine: str) -> list[str]:
-        """Wait for each rank of this stage. The file by which they met is gone once all were ready."""
+        """Wait for each rank of this stage, and for what it has queued."""
         here = torch.zeros(1, dtype=torch.int32, device=self._device)
         dist.all_reduce(here, group=self._tensors)
         here.item()
@@ -213,3 +213,5 @@ class Collectives:
             self._peers.close(self._meet)
             self._peers = None
         dist.destroy_process_group()
+        # The last references: a group that ends later would look for the store where the ranks met.
+        del self._tensors, self._store

@@ -3,7 +3,8 @@
 Those of its own machine are its team; those of other nodes are behind a connection to each.
 
 Invariants: no rank outlives another. When one has died or hangs, all are killed, and then the leader's process ends or
-its next step raises, as it was asked to.
+its next step raises, as it was asked to. The file by which they meet has no name, and is there until they have ended:
+NCCL looks into it once a second, and a group's end waits for that thread, which waits for a file that is gone.
 Knows nothing of models and batches.
 """
 
@@ -11,12 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import EngineDeadError
@@ -66,10 +64,10 @@ class Crew:
         self._ended = threading.Event()
         self._found = threading.Event()
         self._nodes = Nodes.open(config) if config.nnodes > 1 else None
-        self._folder = Path(tempfile.mkdtemp(prefix="stoker-ranks-"))
+        self._memory = os.memfd_create("stoker-meeting")
         self._team = team([place for place in self.places[1:] if place.node == self.places[LEADER].node], command)
         if self._nodes is None:
-            self._meeting = Meeting(str(self._folder / "store"))
+            self._meeting = Meeting(f"/proc/{os.getpid()}/fd/{self._memory}")
             self._team.tell(config, self._meeting)
 
     @property
@@ -92,7 +90,6 @@ class Crew:
         """All ranks have met and built what they need: from now on silence counts."""
         self._limits = Watch(WATCH_SECONDS, on_gpu=on_gpu)
         self._is_ready = True
-        shutil.rmtree(self._folder, ignore_errors=True)
         if self._nodes is not None:
             self._nodes.ready()
 
@@ -125,7 +122,8 @@ class Crew:
         self._team.close(patience)
         if self._nodes is not None:
             self._nodes.close(patience)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if not self.fault:  # a group that was left behind still looks into it
+            os.close(self._memory)
 
     def _watch(self) -> None:
         reason = None

@@ -7,9 +7,11 @@ say that nothing else differs.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ Ranks = Callable[..., LLM]
 Checkpoint = Callable[[str], Path]
 SIZES: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks": 40, "max_num_seqs": 6}
 CUTS = [(2, 1), (4, 1), (1, 2), (2, 2)]
+EIGHT = [(8, 1), (4, 2)]
 
 
 def workload(count: int, vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -61,6 +64,7 @@ def alone(model: str, prompts: list[list[int]], params: list[SamplingParams], **
     ("name", "cuts"),
     [
         ("llama", CUTS),
+        ("llama-eight-heads", EIGHT),
         ("llama-bias", [(2, 1), (1, 3)]),
         ("llama-tied", [(2, 2)]),
         ("mistral-window", [(4, 1)]),
@@ -121,6 +125,25 @@ def test_masks_and_logprobs_of_tokens_and_prompts(ranks: Ranks) -> None:
             *tokens, values = outputs(llm)
             assert (*tokens,) == whole[:2]
             assert values == pytest.approx(whole[2], abs=1e-4)
+
+
+def test_where_they_met_is_there_until_they_have_ended(ranks: Ranks) -> None:
+    """NCCL looks into it while they run, and its end waits for that thread: a store that is gone makes it wait, too."""
+    before = set(os.listdir("/proc/self/fd"))
+    with ranks("shape:tiny", **SIZES, tensor_parallel_size=2) as llm:
+        executor: Any = llm.engine.executor
+        store = executor.decoder.collectives._store
+        store.set_timeout(timedelta(seconds=2))
+        assert not store.check(["what nobody has said"])
+        met = [link for link in links() if "stoker-meeting" in link]
+        assert len(met) == 1
+    assert not [link for link in links() if "stoker-meeting" in link]
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def links() -> list[str]:
+    """What this process's descriptors are of."""
+    return [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
 
 
 def test_a_model_that_cannot_be_cut_is_refused(ranks: Ranks, tiny_checkpoint: Checkpoint) -> None:
