@@ -2,8 +2,8 @@
 
 Invariants: timestamps are UTC with microseconds, as the API wants them; whether a lease has expired is
 judged by how long *this* process saw it unchanged, so clocks need not agree; a leader that cannot renew
-within the lease's duration stops leading before another may start; one that fell silent is replaced within four thirds
-of that duration; a lease is released on an orderly exit, so fail-over then takes half a period.
+within the lease's duration stops leading before another may start; one that fell silent is replaced within a sixth of
+that duration more; a lease is released on an orderly exit, so fail-over then takes half a period.
 Knows nothing of what the leader does.
 """
 
