@@ -67,7 +67,7 @@ def _waits(item: Object, pods: Mapping[str, Object]) -> str:
         leader = pods.get(f"{name}-{number}")
         if leader is None or (is_finished(leader) and not is_terminating(leader)):
             return f"{name} has no leader {number}"
-        fresh = leader["metadata"]["labels"].get(REVISION) == groups._revision(item)
+        fresh = leader["metadata"]["labels"].get(REVISION) == groups.revision(item)
         if is_terminating(leader):
             turn = False
         elif not fresh and turn:

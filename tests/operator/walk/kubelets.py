@@ -146,6 +146,15 @@ class Kubelets:
         return f"127.{self.network}.{self._addresses // 250}.{self._addresses % 250 + 1}"
 
 
+def holds(known: Any, wanted: Any) -> bool:
+    """Whether a status says what is wanted, and perhaps more."""
+    if isinstance(wanted, dict):
+        return isinstance(known, dict) and all(holds(known.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(known, list) and all(any(holds(item, each) for item in known) for each in wanted)
+    return bool(known == wanted)
+
+
 def _fits(what: str, pod: Object, held: Iterable[Object]) -> bool:
     return bool(sum(_asks(what, other) for other in held) + _asks(what, pod) <= quantity(AMOUNTS[what]))
 

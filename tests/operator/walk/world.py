@@ -18,7 +18,7 @@ from typing import Any
 from tests.operator.reconcile.kubelet import condition
 from tests.operator.walk.arena import NAMESPACE, Arena, Touch
 from tests.operator.walk.grouped import Sets, lacks_mates
-from tests.operator.walk.kubelets import AMOUNTS, UP, Kubelets
+from tests.operator.walk.kubelets import AMOUNTS, UP, Kubelets, holds
 from tests.operator.walk.news import caught_up
 from tests.operator.walk.seat import Died, Seat, Unwatched
 from tests.operator.walk.strangers import STRANGERS, touched
@@ -378,21 +378,12 @@ class World:
 
     async def _write(self, pod: Object, status: Mapping[str, Any]) -> bool:
         known, meta = pod.get("status", {}), pod["metadata"]
-        if all(_holds(known.get(key), value) for key, value in status.items()):
+        if all(holds(known.get(key), value) for key, value in status.items()):
             return False
         head = {"name": meta["name"], "namespace": self.namespace, "uid": meta["uid"]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "status": status}
         await self.mirror.apply(kinds.POD, body, subresource="status", manager="kubelet")
         return True
-
-
-def _holds(known: Any, wanted: Any) -> bool:
-    """Whether a status says what is wanted, and perhaps more."""
-    if isinstance(wanted, dict):
-        return isinstance(known, dict) and all(_holds(known.get(key), value) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        return isinstance(known, list) and all(any(_holds(item, each) for item in known) for each in wanted)
-    return bool(known == wanted)
 
 
 def _component(pod: Object) -> str:
