@@ -85,7 +85,7 @@ def _leaders(item: Object) -> Object:
 async def _add_workers(cluster: Cluster, item: Object, leader: Object) -> None:
     spec, meta = item["spec"]["leaderWorkerTemplate"], leader["metadata"]
     group = meta["name"].rpartition("-")[2]
-    if spec["size"] == 1 or meta["labels"].get(REVISION) != _revision(item):
+    if spec["size"] == 1 or meta["labels"].get(REVISION) != revision(item):
         return
     there = await cluster.get(STATEFUL_SET, meta["namespace"], meta["name"])
     if there is not None:
@@ -105,7 +105,7 @@ async def _add_workers(cluster: Cluster, item: Object, leader: Object) -> None:
 def _stateful_set(item: Object, name: str, owner: Object, chosen: Mapping[str, str], template: Object) -> Object:
     """A StatefulSet of pods that carry the labels `chosen`, and goes with its `owner`."""
     meta = template.setdefault("metadata", {})
-    meta["labels"] = {**(meta.get("labels") or {}), **chosen, REVISION: _revision(item)}
+    meta["labels"] = {**(meta.get("labels") or {}), **chosen, REVISION: revision(item)}
     size = str(item["spec"]["leaderWorkerTemplate"]["size"])
     meta["annotations"] = {**(meta.get("annotations") or {}), f"{_PREFIX}/size": size}
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
@@ -116,7 +116,7 @@ def _stateful_set(item: Object, name: str, owner: Object, chosen: Mapping[str, s
         "metadata": {
             "name": name,
             "namespace": item["metadata"]["namespace"],
-            "labels": {NAME: item["metadata"]["name"], REVISION: _revision(item)},
+            "labels": {NAME: item["metadata"]["name"], REVISION: revision(item)},
             "ownerReferences": [reference],
         },
         "spec": {
@@ -144,7 +144,8 @@ def _told(template: Mapping[str, Any], address: str, size: int, index: Object) -
     return made
 
 
-def _revision(item: Object) -> str:
+def revision(item: Object) -> str:
+    """What pods of the set's newest template carry as their label REVISION."""
     text = json.dumps(item["spec"]["leaderWorkerTemplate"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -173,7 +174,7 @@ def _status(item: Object, leaders: list[Object]) -> Object:
         conditions = (pod.get("status") or {}).get("conditions") or ()
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
-    fresh = [pod for pod in leaders if (pod["metadata"]["labels"]).get(REVISION) == _revision(item)]
+    fresh = [pod for pod in leaders if (pod["metadata"]["labels"]).get(REVISION) == revision(item)]
     whole = len([pod for pod in fresh if ready(pod)]) == item["spec"]["replicas"]
     available = {"type": "Available", "status": str(whole), "reason": "StandIn", "message": ""}
     return {

@@ -283,6 +283,19 @@ def kubectl(namespace: str) -> Callable[..., str]:
 
 
 @pytest.fixture
+def groups_defined(control_plane: Path, kubectl: Callable[..., str]) -> Iterator[None]:
+    """The kind, for one test: it would change what the others see."""
+    from e2e.cluster import groups
+
+    kubectl("apply", "-f", str(groups.CRD))
+    wait = ("wait", "--for=condition=Established", f"crd/{groups.CRD_NAME}")
+    while "condition met" not in kubectl(*wait, check=False):
+        pass
+    yield
+    kubectl("delete", f"crd/{groups.CRD_NAME}", "--wait=true")
+
+
+@pytest.fixture
 async def cluster(namespace: str) -> AsyncIterator[Cluster]:
     connection = await Cluster.connect()
     yield connection

@@ -52,6 +52,18 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
     assert config.drain_seconds == 90
 
 
+@pytest.mark.parametrize(("tensor", "data"), [(1, 5), (2, 3)])
+def test_several_engines_of_a_pod_take_their_arguments(
+    service: Build, settings: Settings, model: FetchedModel, tensor: int, data: int
+) -> None:
+    spec = {"resources": {"gpus": tensor * data}, "parallelism": {"tensor": tensor, "data": data}}
+    pod = deployment(service(**spec), settings, model)
+    config = parse_serve(arguments(pod, "engine")[1:], {}).engine.validate()
+    assert (config.tensor_parallel_size, config.data_parallel_size) == (tensor, data)
+    [engine] = pod["spec"]["template"]["spec"]["containers"]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == str(config.all_ranks)
+
+
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_group_takes_its_arguments(service: Build, settings: Settings, model: FetchedModel, number: int) -> None:
     """As the kubelet gives them to it: with the variables that the group's controller sets put in."""

@@ -18,7 +18,7 @@ from stoker_operator.cluster.api import Cluster
 
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[2]
-Start = Callable[[str], "subprocess.Popen[bytes]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
@@ -40,12 +40,15 @@ def restricted(namespace: str, control_plane: Path, kubectl: Callable[..., str],
 
 @pytest.fixture
 def start(namespace: str, restricted: Path, operator_command: list[str], tmp_path: Path) -> Iterator[Start]:
-    """Start one replica of the operator under a name; ended, and its log checked for refusals, after the test."""
+    """Start one replica of the operator under a name, with flags that win over those here; ended, and its log checked
+    for refusals, after the test.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
-    def run(name: str) -> subprocess.Popen[bytes]:
+    def run(name: str, *flags: str) -> subprocess.Popen[bytes]:
         command = [*operator_command, "--identity", name, "--lease-name=stoker", f"--lease-namespace={namespace}"]
         command += [f"--namespaces={namespace}", "--lease-seconds=3", "--http-port=0", "--http-host=127.0.0.1"]
+        command += flags
         environment = os.environ | {"KUBECONFIG": str(restricted), "PYTHONWARNINGS": "ignore"}
         with (tmp_path / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)

@@ -2,8 +2,8 @@
 
 Invariants: timestamps are UTC with microseconds, as the API wants them; whether a lease has expired is
 judged by how long *this* process saw it unchanged, so clocks need not agree; a leader that cannot renew
-within the lease's duration stops leading before another may start; a lease is released on an orderly exit,
-so fail-over then takes one period.
+within the lease's duration stops leading before another may start; one that fell silent is replaced within a sixth of
+that duration more; a lease is released on an orderly exit, so fail-over then takes half a period.
 Knows nothing of what the leader does.
 """
 
@@ -41,7 +41,7 @@ class Lease:
             if not waited:
                 log.info("waiting for lease %s/%s", self._namespace, self._name)
                 waited = True
-            await asyncio.sleep(self._period)
+            await asyncio.sleep(self._period / 2)
         log.info("leading: %s holds lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
@@ -72,7 +72,8 @@ class Lease:
         answer.
         """
         try:
-            live = await asyncio.wait_for(self._cluster.get(LEASE, self._namespace, self._name), timeout=self._period)
+            async with asyncio.timeout(self._period):
+                live = await self._cluster.get(LEASE, self._namespace, self._name)
             if live is None:
                 await self._cluster.create(LEASE, self._manifest())
                 return True
@@ -80,9 +81,8 @@ class Lease:
             holder = spec.get("holderIdentity") or ""
             if holder not in ("", self._identity) and not self._expired(holder, spec):
                 return False
-            await asyncio.wait_for(
-                self._cluster.replace(LEASE, live | {"spec": self._spec(spec, holder)}), timeout=self._period
-            )
+            async with asyncio.timeout(self._period):
+                await self._cluster.replace(LEASE, live | {"spec": self._spec(spec, holder)})
         except (ApiError, TimeoutError) as error:
             if not isinstance(error, ApiError) or error.status != 409:
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")

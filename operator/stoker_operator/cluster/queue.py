@@ -9,6 +9,7 @@ Knows nothing of Kubernetes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import time
@@ -90,10 +91,10 @@ class WorkQueue:
                     if self._order:
                         self._changed.notify()  # one worker was woken; there is more
                     return key
-                try:
-                    await asyncio.wait_for(self._changed.wait(), None if start is None else start - now)
-                except TimeoutError:
-                    continue
+                # Python 3.11's wait_for may swallow a cancellation: the worker would work on, whoever leads by then.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if start is None else start - now):
+                        await self._changed.wait()
 
     def _line_up(self, key: Key) -> None:
         """Have a worker look at a key that waits, unless one works on it: then this comes again when it is done."""

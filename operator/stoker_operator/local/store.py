@@ -132,7 +132,8 @@ class LocalCluster(Cluster):
     async def changed(self, timeout: float) -> None:
         """Wait for a change, at most `timeout` seconds."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
         except TimeoutError:
             return
         self._changed.clear()

@@ -66,12 +66,12 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
     pool = _pool_bytes(service, model)
     if not pool:
         return None
-    limit = service.resources.memory
+    limit, engines = service.resources.memory, service.parallelism.data
     return HostMemory(
         engine=ENGINE_GIB * service.pod_ranks,
         pool=pool / GIB,
         shm=float(quantity(service.runtime.shm_size)) / GIB,
-        weights=0.0 if service.resources.on_gpu else model.bytes / service.resources.nodes / GIB,
+        weights=0.0 if service.resources.on_gpu else model.bytes * engines / service.resources.nodes / GIB,
         limit=float(quantity(limit)) / GIB if limit else 0.0,
         adapters=_adapter_bytes(service, model) / GIB,
     )
@@ -95,4 +95,5 @@ def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:
     item = _CPU_KV_BYTES if on_cpu and dtype == "Auto" else KV_BYTES[dtype]
     tokens = count(said.get("block-size", "")) or (_CPU_PAGE_TOKENS if on_cpu else PAGE_TOKENS)
     page = 2 * model.layers * model.kv_heads * model.head_dim * item * tokens
-    return float(count(said.get("num-cpu-blocks", "")) * page) / service.resources.nodes
+    engines = service.parallelism.data
+    return float(count(said.get("num-cpu-blocks", "")) * page * engines) / service.resources.nodes

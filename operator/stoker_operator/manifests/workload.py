@@ -248,6 +248,8 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--tensor-parallel-size", str(service.parallelism.tensor)]
         arguments += ["--pipeline-parallel-size", str(service.parallelism.pipeline)]
         arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
+    if service.parallelism.data > 1:
+        arguments += ["--data-parallel-size", str(service.parallelism.data)]
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += [*tls.arguments(service), *_limit_arguments(service)]

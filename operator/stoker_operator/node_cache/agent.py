@@ -67,7 +67,8 @@ class Agent:
                 self._looking_since = None
                 seconds = WAITING_SECONDS if waiting or not self.synced else self._settings.look_seconds
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), seconds)
+                    async with asyncio.timeout(seconds):
+                        await self._changed.wait()
                 self._changed.clear()
         finally:
             await self.stop()

@@ -154,8 +154,10 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
         round(usable, 3), context, certain,
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
-    each = f"on each of {service.parallelism.ranks} GPUs " if service.parallelism.ranks > 1 else ""
+    gpus, engines = service.parallelism.all_ranks, service.parallelism.data
+    each = f"on each of {gpus} GPUs " if gpus > 1 else ""
     each += f"of {service.resources.nodes} nodes " if service.resources.spans_nodes else ""
+    each += f"of {engines} engines " if engines > 1 else ""
     sums = (
         f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}{slots}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"

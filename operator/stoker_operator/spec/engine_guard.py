@@ -41,7 +41,7 @@ PROTECTED: Mapping[str, str] = {
     "tensor-parallel-size": "set parallelism.tensor",
     "pipeline-parallel-size": "set parallelism.pipeline",
     "enable-expert-parallel": "set parallelism.expert",
-    "data-parallel-size": "a pod runs one engine; set replicas, or autoscaling",
+    "data-parallel-size": "set parallelism.data",
     "nnodes": _NODES,
     "node-rank": _NODES,
     "master-addr": _NODES,

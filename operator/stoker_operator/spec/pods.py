@@ -58,17 +58,24 @@ class Resources:
 class Parallelism:
     """How a replica's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
 
-    `expert`: they share a mixture's experts whole, and not each of them.
+    `expert`: they share a mixture's experts whole, and not each of them. `data`: so many engines, each with the whole
+    model on GPUs of its own, stand behind one address in a pod.
     """
 
     tensor: int = 1
     pipeline: int = 1
     expert: bool = False
+    data: int = 1
 
     @property
     def ranks(self) -> int:
-        """Processes of the engine that compute, one a GPU."""
+        """Processes of one engine that compute, one a GPU."""
         return self.tensor * self.pipeline
+
+    @property
+    def all_ranks(self) -> int:
+        """Those of all engines of a replica."""
+        return self.ranks * self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,7 @@ def read_parallelism(r: Reader) -> Parallelism:
         tensor=r.integer("tensor", default=1, least=1, most=MOST_RANKS),
         pipeline=r.integer("pipeline", default=1, least=1, most=MOST_RANKS),
         expert=r.boolean("expert"),
+        data=r.integer("data", default=1, least=1, most=MOST_RANKS),
     )
     if found.expert and found.tensor == 1:
         r.problems.append(f"{r.path}: expert needs tensor of at least 2, which share the experts")
@@ -172,12 +180,15 @@ def read_parallelism(r: Reader) -> Parallelism:
 
 def parallelism_problems(parallelism: Parallelism, resources: Resources) -> list[str]:
     """What of the two does not go together. A claim may hold any number of GPUs; on CPUs a rank is a process."""
-    if resources.gpus and parallelism.ranks != resources.gpus * resources.nodes:
-        return ["spec.parallelism: tensor times pipeline must be resources.gpus times resources.nodes"]
+    if parallelism.data > 1 and resources.spans_nodes:
+        text = "several engines stand in one pod only; it needs resources.nodes of 1, or replicas in its place"
+        return [f"spec.parallelism.data: {text}"]
+    if resources.gpus and parallelism.all_ranks != resources.gpus * resources.nodes:
+        return ["spec.parallelism: tensor times pipeline times data must be resources.gpus times resources.nodes"]
     if parallelism.ranks % resources.nodes:
         return ["spec.parallelism: tensor times pipeline must be a multiple of resources.nodes"]
-    if parallelism.ranks > MOST_RANKS:
-        return [f"spec.parallelism: tensor times pipeline must be at most {MOST_RANKS}"]
+    if parallelism.all_ranks > MOST_RANKS:
+        return [f"spec.parallelism: tensor times pipeline times data must be at most {MOST_RANKS}"]
     return []
 
 

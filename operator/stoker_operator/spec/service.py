@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,8 +127,8 @@ class InferenceService:
 
     @property
     def pod_ranks(self) -> int:
-        """Processes of the engine that compute in one pod."""
-        return self.parallelism.ranks // self.resources.nodes
+        """Processes of its engines that compute in one pod."""
+        return self.parallelism.all_ranks // self.resources.nodes
 
     @property
     def as_canary(self) -> InferenceService:
@@ -284,6 +284,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if service.observability.otlp_endpoint and engine_guard.says("otlp-traces-endpoint", service.runtime.args):
         found.append("spec.observability.otlpEndpoint: runtime.args has --otlp-traces-endpoint too; give one of them")
     found.extend(parallelism_problems(service.parallelism, resources))
+    if service.parallelism.data > 1:
+        found.extend(_several_engines_problems(service))
     if resources.spans_nodes and service.cache.access_mode == "ReadWriteOncePod":
         found.append("spec.cache.pvc.accessMode: ReadWriteOncePod has no room for a second node's pod")
     found.extend(cache_problems(service.cache, model.scheme))
@@ -294,6 +296,14 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         if service.endpoint.pod_tls is not None and service.autoscaling.scale_to_zero is not None:
             found.append(TLS_NEVER_WAKES)
     return found
+
+
+def _several_engines_problems(service: InferenceService) -> Iterator[str]:
+    """What one engine a pod can do alone."""
+    if service.model.adapters is not None:
+        yield "spec.model.adapters: are served by one engine a pod; they need parallelism.data of 1"
+    if engine_guard.says("kv-events-config", service.runtime.args):
+        yield "spec.runtime.args: --kv-events-config tells of one engine's cache; it needs parallelism.data of 1"
 
 
 def _shared_volume(service: InferenceService) -> bool:

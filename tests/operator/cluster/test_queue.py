@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -201,3 +202,29 @@ async def test_what_waits_is_counted_for_who_asks_alone(monkeypatch: pytest.Monk
     assert b"stoker_queue_length 47.0" in generate_latest()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_it_ends_when_it_is_cancelled_however_many_keys_come() -> None:
+    """A replica that lost its lease must not act, nor hang as one that neither leads nor ends."""
+    chosen = random.Random(20)
+
+    async def work(namespace: str, name: str) -> None:
+        await asyncio.sleep(chosen.random() / 300)
+
+    async def load(queue: WorkQueue) -> None:
+        while True:
+            await queue.add(("n", str(chosen.randrange(9))), chosen.choice((0, 0.001)))
+            await asyncio.sleep(chosen.choice((0, 0.0005)))
+
+    for _ in range(30):
+        queue = WorkQueue(work, workers=8, per_second=chosen.choice((200, 5000)))
+        running = asyncio.create_task(queue.run())
+        loads = [asyncio.create_task(load(queue)) for _ in range(4)]
+        await asyncio.sleep(chosen.random() / 20)
+        assert not running.done()
+        running.cancel()
+        ended, _ = await asyncio.wait([running], timeout=10)
+        for each in loads:
+            each.cancel()
+        assert ended, "it works on"
+        await asyncio.gather(*loads, return_exceptions=True)

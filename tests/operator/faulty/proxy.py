@@ -42,15 +42,16 @@ class Fault:
 
 FINE = Fault()
 THROTTLED = Fault(status=429, retry_after=1)
-CONFLICT, ERROR, AWAY = Fault(status=409), Fault(status=500), Fault(status=503)
+CONFLICT, ERROR, AWAY, FORGOTTEN = Fault(status=409), Fault(status=500), Fault(status=503), Fault(status=410)
 LOST_REQUEST, LOST_ANSWER = Fault(hang_up="before"), Fault(hang_up="after")
 EXPIRED, BROKEN, LAGGING = Fault(expired=True), Fault(events=2), Fault(lag=0.3)
 
 
 @dataclass
 class Proxy:
-    """Open it with `open`. `writes`, `reads` and `watches` are the faults of each sort, in turn; `out` says of which
-    paths nothing is answered now. `passed` are the writes that reached the server, as (method, path); `met` the faults.
+    """Open it with `open`. `writes`, `reads`, `watches` and `rests` (of lists that were begun) are the faults of each
+    sort, in turn; `out` says of which paths nothing is answered now. `passed` are the writes that reached the server,
+    as (method, path); `met` the faults.
     """
 
     real: Path
@@ -58,6 +59,7 @@ class Proxy:
     writes: Iterator[Fault] = field(default_factory=lambda: itertools.repeat(FINE))
     reads: Iterator[Fault] = field(default_factory=lambda: itertools.repeat(FINE))
     watches: Iterator[Fault] = field(default_factory=lambda: itertools.repeat(FINE))
+    rests: Iterator[Fault] = field(default_factory=lambda: itertools.repeat(FINE))
     out: Callable[[str], bool] = lambda _: False
     passed: list[tuple[str, str]] = field(default_factory=list)
     met: set[Fault] = field(default_factory=set)
@@ -88,14 +90,21 @@ class Proxy:
 
     def calm(self) -> None:
         """No faults any more."""
-        self.writes = self.reads = self.watches = itertools.repeat(FINE)
+        self.writes = self.reads = self.watches = self.rests = itertools.repeat(FINE)
         self.out = lambda _: False
+
+    def _sort(self, request: web.Request) -> Iterator[Fault]:
+        if "watch" in request.query:
+            return self.watches
+        if "continue" in request.query:
+            return self.rests
+        return self.reads if request.method == "GET" else self.writes
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self.out(request.path):
             return _refusal(AWAY)
         watch = "watch" in request.query
-        fault = next(self.watches if watch else self.reads if request.method == "GET" else self.writes)
+        fault = next(self._sort(request))
         self.met.add(fault)
         if fault.hang_up == "before":
             return _hang_up(request)

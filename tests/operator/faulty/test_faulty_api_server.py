@@ -15,6 +15,7 @@ from tests.operator.faulty.proxy import (
     ERROR,
     EXPIRED,
     FINE,
+    FORGOTTEN,
     LAGGING,
     LOST_ANSWER,
     LOST_REQUEST,
@@ -24,7 +25,7 @@ from tests.operator.faulty.proxy import (
 )
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator.cluster import kinds
+from stoker_operator.cluster import api, kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.reconcile import Reconciler
 
@@ -78,6 +79,28 @@ async def test_a_service_comes_to_the_same_end_and_nothing_is_done_twice(
     events = await cluster.list_all(kinds.EVENT, namespace)
     told = Counter(event["message"] for event in events if event.get("reportingComponent") == "stoker.dev/operator")
     assert [message for message, times in told.items() if times > 1 and message.startswith("Created")] == []
+
+
+async def test_a_list_of_which_the_rest_is_forgotten_is_begun_anew(
+    proxy: Proxy,
+    behind: Reconciler,
+    create: Callable[..., Any],
+    says: Callable[..., Any],
+    cluster: Cluster,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where it is so long that the API server has compacted its moment before the last page."""
+    monkeypatch.setattr(api, "PAGE_ITEMS", 1)
+    proxy.rests, proxy.watches = turns((FORGOTTEN, LOST_ANSWER, FORGOTTEN), 1), turns((EXPIRED,), 0)
+    for name in ("first", "second", "third"):
+        await create(name, placement=UNSCHEDULED)
+    await create(placement=UNSCHEDULED)
+    await behind.cluster.list_all(kinds.SERVICE, namespace)
+    await says("Fetching")
+    assert FORGOTTEN in proxy.met, "no list had a rest"
+    assert len(await cluster.list_all(kinds.JOB, namespace, SELECTOR)) == 1
+    assert len(await cluster.list_all(kinds.CLAIM, namespace)) == 1, "they share one volume"
 
 
 async def test_a_part_that_is_away_is_named_and_made_up_for(

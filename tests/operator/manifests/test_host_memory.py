@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.manifests.host_memory import ENGINE_GIB, host_memory
+from stoker_operator.manifests.host_memory import ENGINE_GIB, HostMemory, host_memory
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -106,6 +106,18 @@ def test_the_sum_is_said(service: Build) -> None:
     assert found is not None
     assert found.required == ENGINE_GIB + 1 + 16
     assert found.sums == "engine 1.1 + /dev/shm 1.0 + KV pages in host memory 16.0: 18.1 GiB"
+
+
+def test_each_engine_of_a_pod_has_weights_and_pages_of_its_own(service: Build) -> None:
+    def found(engines: int) -> HostMemory:
+        spec = {"resources": {"gpus": 0}, "parallelism": {"tensor": 2, "data": engines}}
+        host = host_memory(service(**spec, runtime={"args": ["--num-cpu-blocks", "700"]}), SEVEN_B)
+        assert host is not None
+        return host
+
+    one, three = found(1), found(3)
+    assert (three.engine, three.pool, three.weights) == pytest.approx((3 * one.engine, 3 * one.pool, 3 * one.weights))
+    assert three.shm == one.shm
 
 
 def test_each_rank_has_a_pool_of_its_own_and_processes(service: Build) -> None:

@@ -500,3 +500,7 @@ def test_ranks_on_a_cpu_share_the_cores_of_their_pod(service: Build, settings: S
     [engine] = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"]
     assert {"name": "OMP_NUM_THREADS", "value": "2"} in engine["env"]
     assert parse_serve(engine["args"][1:], {}).engine.ranks == 3
+    built = service(resources={"gpus": 0, "cpu": "7"}, parallelism={"data": 3})
+    [engine] = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "OMP_NUM_THREADS", "value": "2"} in engine["env"]
+    assert parse_serve(engine["args"][1:], {}).engine.all_ranks == 3

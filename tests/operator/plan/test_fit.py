@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
-from stoker_operator.plan.fit import LARGE_GIB, asks_gpu, assess, remembered_gpu
+from stoker_operator.plan.fit import LARGE_GIB, Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.adapters.memory import slot_bytes
@@ -281,6 +281,22 @@ def test_a_gpu_that_the_cluster_may_not_have_blocks_nothing_but_memory_does(serv
         return found.verdict, found.blocks
 
     assert (fit("32Gi"), fit("8Gi")) == (("TooLarge", False), ("TooLarge", True))
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(1, 3), (2, 4)])
+def test_engines_beside_each_other_are_checked_as_one(service: Build, tensor: int, data: int) -> None:
+    """Each has the whole model on GPUs of its own: no GPU holds less for their being several."""
+
+    def fit(engines: int) -> Fit:
+        resources = {"gpus": tensor * engines, "gpuProducts": ["NVIDIA-L4"]}
+        parallelism = {"tensor": tensor, "data": engines}
+        found = assess(service(resources=resources, parallelism=parallelism), SEVEN_B)
+        assert found is not None
+        return found
+
+    one, several = fit(1), fit(data)
+    assert replace(several, message=one.message) == one
+    assert several.message.startswith(f"The model fits: on each of {tensor * data} GPUs of {data} engines weights")
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 2), (1, 3)])

@@ -53,6 +53,17 @@ def test_render_writes_what_the_operator_would(file: Files, capsys: pytest.Captu
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/some:9"
 
 
+def test_render_and_fit_of_several_engines_in_a_pod(file: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    path = file(resources={"gpus": 6, "gpuProducts": ["NVIDIA-L4"]}, parallelism={"tensor": 2, "data": 3})
+    assert cli.main(["render", "-f", path, "--weights", "15Gi"]) == 0
+    written = {item["kind"]: item for item in yaml.safe_load_all(capsys.readouterr().out)}
+    [engine] = written["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert engine["args"][engine["args"].index("--data-parallel-size") + 1] == "3"
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == "6"
+    assert cli.main(["fit", "-f", path, "--weights", "15Gi"]) == 0
+    assert "on each of 6 GPUs of 3 engines weights 7.5" in capsys.readouterr().out
+
+
 def test_render_of_a_model_that_is_served_where_it_lies(file: Files, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["render", "-f", file(model={"uri": "pvc://weights/dir"})]) == 0
     kinds = [item["kind"] for item in yaml.safe_load_all(capsys.readouterr().out)]

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,18 +25,7 @@ SPEC: Object = {"resources": {"gpus": 0, "nodes": 2}, "parallelism": {"pipeline"
 
 
 @pytest.fixture
-def defined(control_plane: Path, kubectl: Callable[..., str]) -> Any:
-    """The kind, for one test: it would change what the others see."""
-    kubectl("apply", "-f", str(groups.CRD))
-    wait = ("wait", "--for=condition=Established", f"crd/{groups.CRD_NAME}")
-    while "condition met" not in kubectl(*wait, check=False):
-        pass
-    yield
-    kubectl("delete", f"crd/{groups.CRD_NAME}", "--wait=true")
-
-
-@pytest.fixture
-async def grouped(defined: None, cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Lock]:
+async def grouped(groups_defined: None, cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Lock]:
     """The stand-in at work in the test's namespace; it rests while the lock is held."""
     lock = asyncio.Lock()
     task = asyncio.create_task(groups.follow(cluster, namespace, lock))

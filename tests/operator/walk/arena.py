@@ -60,7 +60,7 @@ class Arena:
         runner = await _serve(dead)
         arena = cls(await Cluster.connect(), runner, dead)
         await arena.mirror.get(kinds.INFERENCE_SERVICE, "default", "demo")
-        for kind in (*CHILDREN, kinds.CLAIM):
+        for kind in (*CHILDREN, kinds.CLAIM, kinds.LEADER_WORKER_SET):
             await arena.mirror.list_all(kind, "default", OURS)
         port = runner.addresses[0][1]
         arena._patch.setattr(workload, "PORT", port)

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.operator.reconcile.kubelet import REPORT
+from tests.operator.walk.grouped import CRASHES, SIZE
 
 from stoker_operator.observe.rollout import is_finished, is_ready
 from stoker_operator.spec.quantity import quantity
@@ -33,9 +34,10 @@ FATES = ("", "slow", *_WAITING)
 
 @dataclass
 class Kubelets:
-    """`nodes` by what they are; `fate` befalls pods that are not ready yet, `fates` single ones by their name: crash,
+    """`nodes` by what they are; `fate` befalls pods that are not ready yet, `fates` single ones by their uid: crash,
     unready, evicted; `fetch_fails` is the reason that fetches end with. Files of the volume may be `rotten`, with their
     size and time, and `damaged`, which every pod sees that starts. `slow_ends`: pods on their way out stay there.
+    `alone` are, by their uid, those that lead a group of which others do not compute.
     """
 
     labels: Mapping[str, str]
@@ -47,12 +49,15 @@ class Kubelets:
     rotten: bool = False
     damaged: bool = False
     slow_ends: bool = False
+    alone: set[str] = field(default_factory=set)
     _addresses: int = 0
+    _crashed: set[str] = field(default_factory=set)
 
     def mend(self) -> None:
         """All is well again; what rotted on the disk stays."""
         self.nodes = dict.fromkeys(self.nodes, UP)
         self.fates.clear()
+        self._crashed.clear()
         self.fate, self.fetch_fails, self.slow_ends = "", "", False
 
     def hangs(self, pod: Object) -> bool:
@@ -79,10 +84,10 @@ class Kubelets:
 
     def status(self, pod: Object, now: datetime) -> dict[str, Any] | None:
         """What the kubelet of a pod's node says of it now; None while there is nothing new."""
-        spec, known, name = pod["spec"], pod.get("status", {}), pod["metadata"]["name"]
+        spec, known, uid = pod["spec"], pod.get("status", {}), pod["metadata"]["uid"]
         if is_finished(pod) or (self.nodes[spec["nodeName"]] == FROZEN):
             return None
-        fate = self.fates.get(name, "")
+        fate = self.fates.get(uid, "unready" if uid in self.alone and is_ready(pod) else "")
         if self.nodes[spec["nodeName"]] == LOST:
             return self._running(pod, ready=False, containers_ready=True) if is_ready(pod) else None
         if fate == "evicted":
@@ -100,12 +105,12 @@ class Kubelets:
             return _ended(status, self.fetch_fails, now)
         if container["name"] == "verify":
             return _ended(status, "ChecksumMismatch" if self.rotten or self.damaged else "", now)
-        if self.damaged and not known.get("podIP"):
+        if self.damaged and not known.get("podIP") and self._may_crash(pod):
             return _refused_by_verify(status, now)
         return self._engine(pod, status, fate, now)
 
     def _engine(self, pod: Object, status: dict[str, Any], fate: str, now: datetime) -> dict[str, Any]:
-        if self.fate in _WAITING:
+        if self.fate in _WAITING and self._may_crash(pod):
             reason, message, ended = _WAITING[self.fate]
             status |= {"restartCount": 3, "state": {"waiting": {"reason": reason, "message": message}}}
             if ended is not None:
@@ -114,8 +119,15 @@ class Kubelets:
             else:
                 status["restartCount"] = 0
             return {"phase": "Pending" if ended is None else "Running", "containerStatuses": [status]}
-        up = not self.fate and not fate
+        up = not self.fate and not fate and pod["metadata"]["uid"] not in self.alone
         return self._running(pod, ready=up, containers_ready=up, since="2026-01-03" if up or fate else "2026-01-01")
+
+    def _may_crash(self, pod: Object) -> bool:
+        """Whether a crash of it leads to rest: a group is made anew for ever, at once, so it is let to for a while."""
+        grouped, uid = SIZE in (pod["metadata"].get("annotations") or {}), pod["metadata"]["uid"]
+        if grouped and len(self._crashed) < CRASHES:
+            self._crashed.add(uid)
+        return not grouped or uid in self._crashed
 
     def _running(
         self, pod: Object, *, ready: bool, containers_ready: bool, since: str = "2026-01-03"
@@ -132,6 +144,15 @@ class Kubelets:
     def _address(self) -> str:
         self._addresses += 1
         return f"127.{self.network}.{self._addresses // 250}.{self._addresses % 250 + 1}"
+
+
+def holds(known: Any, wanted: Any) -> bool:
+    """Whether a status says what is wanted, and perhaps more."""
+    if isinstance(wanted, dict):
+        return isinstance(known, dict) and all(holds(known.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(known, list) and all(any(holds(item, each) for item in known) for each in wanted)
+    return bool(known == wanted)
 
 
 def _fits(what: str, pod: Object, held: Iterable[Object]) -> bool:

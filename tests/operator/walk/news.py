@@ -18,7 +18,7 @@ from stoker_operator.observe.mirror import OURS
 from stoker_operator.observe.observe import CHILDREN
 
 PATIENCE_SECONDS = 240.0
-_FOLLOWED = (*CHILDREN, kinds.CLAIM, kinds.CONFIG_MAP, kinds.INFERENCE_SERVICE)
+_FOLLOWED = (*CHILDREN, kinds.CLAIM, kinds.CONFIG_MAP, kinds.LEADER_WORKER_SET, kinds.INFERENCE_SERVICE)
 
 
 async def caught_up(arena: Arena, namespace: str, taken: Sequence[Kind]) -> bool:

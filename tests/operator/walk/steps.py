@@ -21,6 +21,7 @@ from tests.operator.walk.world import World
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError
 from stoker_operator.cluster.kinds import Kind
+from stoker_operator.manifests.identity import WORKER
 from stoker_operator.reconcile import ApplyFailed
 
 Act = Callable[[World, int], Coroutine[Any, Any, None]]
@@ -29,22 +30,26 @@ Step = tuple[str, int]
 
 @dataclass(frozen=True)
 class What:
-    """A step. `harmless`: even on GPUs that others wait for."""
+    """A step. `harmless`: to one who serves; `on_gpu`: even on GPUs that others wait for; `grouped`: even to a group of
+    pods, which the stand-in for their controller changes where it is, as the publisher's does without a surge.
+    """
 
     act: Act
     harmless: bool
     on_gpu: bool
+    grouped: bool
 
 
 STEPS: dict[str, What] = {}
 MANAGED_BY = "app.kubernetes.io/managed-by"
+GROUPS = "demo-nodes"
 
 
-def step(*, harmless: bool = True, on_gpu: bool = True) -> Callable[[Act], Act]:
+def step(*, harmless: bool = True, on_gpu: bool = True, grouped: bool = True) -> Callable[[Act], Act]:
     """Enter a step. `on_gpu`: whether it is harmless where a change may have to take an old pod's place, too."""
 
     def enter(act: Act) -> Act:
-        STEPS[act.__name__] = What(act, harmless, on_gpu)
+        STEPS[act.__name__] = What(act, harmless, on_gpu, grouped and on_gpu)
         return act
 
     return enter
@@ -68,7 +73,7 @@ async def a_right_image(world: World, n: int) -> None:
     await world.change({"runtime": {"image": f"stoker/runtime:{n % 3}"}})
 
 
-@step()
+@step(grouped=False)
 async def a_selector_without_a_node(world: World, n: int) -> None:
     await world.change({"placement": {"nodeSelector": {"no": f"node-{n}"}}})
 
@@ -86,6 +91,12 @@ async def memory(world: World, n: int) -> None:
 @step(on_gpu=False)
 async def gpus(world: World, n: int) -> None:
     await world.change({"resources": {"gpus": n % 3}})
+
+
+@step(on_gpu=False)
+async def nodes(world: World, n: int) -> None:
+    """A replica comes to be a group of so many pods, or ceases to."""
+    await world.change({"resources": {"nodes": 1 + n % 3}, "parallelism": {"pipeline": 1 + n % 3}})
 
 
 @step(harmless=False)
@@ -189,6 +200,23 @@ async def the_deployment_is_edited(world: World, n: int) -> None:
     await world.edit(kinds.DEPLOYMENT, {"spec": edits[n % len(edits)]})
 
 
+@step(harmless=False)
+async def the_groups_are_edited(world: World, n: int) -> None:
+    edits: list[dict[str, Any]] = [
+        {"metadata": {"annotations": {"team": "search"}}},
+        {"spec": {"replicas": 3}},
+        {"spec": {"leaderWorkerTemplate": {"size": 4}}},
+        {"spec": {"leaderWorkerTemplate": {"leaderTemplate": {"spec": {"nodeSelector": {"no": "node"}}}}}},
+        {"metadata": {"ownerReferences": None}},
+    ]
+    await world.edit(kinds.LEADER_WORKER_SET, edits[n % len(edits)], GROUPS)
+
+
+@step(harmless=False)
+async def the_groups_are_deleted(world: World, n: int) -> None:
+    await world.delete(kinds.LEADER_WORKER_SET, GROUPS)
+
+
 @step()
 async def a_child_loses_its_marks(world: World, n: int) -> None:
     """Its owner, or the label by which it is looked for."""
@@ -260,7 +288,19 @@ async def a_pod_is_deleted(world: World, n: int) -> None:
 @step(harmless=False)
 async def a_pod_is_struck(world: World, n: int) -> None:
     for pod in world.pods()[n % 2 :][:1]:
-        world.kubelets.fates[pod["metadata"]["name"]] = ("evicted", "unready")[n % 2]
+        world.kubelets.fates[pod["metadata"]["uid"]] = ("evicted", "unready")[n % 2]
+
+
+@step(harmless=False)
+async def a_worker_is_deleted(world: World, n: int) -> None:
+    for pod in world.pods(WORKER)[n % 2 :][:1]:
+        await world.delete(kinds.POD, pod["metadata"]["name"])
+
+
+@step(harmless=False)
+async def a_worker_is_struck(world: World, n: int) -> None:
+    for pod in world.pods(WORKER)[n % 2 :][:1]:
+        world.kubelets.fates[pod["metadata"]["uid"]] = ("evicted", "unready")[n % 2]
 
 
 @step()

@@ -28,14 +28,14 @@ KEPT: dict[str, list[Step]] = {
     "a wrong image, then a lost node": [("a_wrong_image", 0), ("a_node_is_lost", 0), ("time_passes", 1)],
     "rot that is not mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
     "two that cannot run at once": [("a_wrong_image", 1), ("memory", 2), ("another_model", 1), ("fetches_fail", 2)],
+    "groups and none": [("nodes", 1), ("another_revision", 3), ("nodes", 2), ("a_worker_is_deleted", 0), ("nodes", 3)],
     "an evicted pod names the volume of the model before": [("a_pod_is_struck", 0), ("another_model", 1)],
 }
 HISTORY = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 11)), min_size=4, max_size=12)
 
 
 @pytest.fixture
-async def arena(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Arena]:
-    monkeypatch.setenv("KUBECONFIG", str(control_plane))
+async def arena(control_plane: Path, groups_defined: None) -> AsyncIterator[Arena]:
     opened = await Arena.open()
     yield opened
     await opened.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.operator.reconcile.kubelet import condition
 from tests.operator.walk.arena import Arena
+from tests.operator.walk.grouped import of_groups
 from tests.operator.walk.steps import STEPS, Step
 from tests.operator.walk.world import World
 
@@ -36,6 +37,7 @@ REACH = {
     kinds.NETWORK_POLICY: ("podSelector", "matchLabels"),
     kinds.DISRUPTION_BUDGET: ("selector", "matchLabels"),
 }
+KINDS = (*CHILDREN, kinds.CLAIM, kinds.LEADER_WORKER_SET)
 LEAVES_SECONDS = 120.0
 SHRINKS = 40
 SAID_EVERY = 20
@@ -100,13 +102,14 @@ class Walker:
 
 async def _step(world: World, name: str, number: int) -> None:
     served, step, before = bool(world.answering()), STEPS[name], await world.service()
+    grouped = of_groups(world.here(kinds.LEADER_WORKER_SET), before)
     world.said.append(f"--- {name} {number}")
     await step.act(world, number)
     after = await world.service()
     careful = not (_asks_to_stop(before) or _asks_to_stop(after)) and (
         step.on_gpu or not (_on_gpu(before) or _on_gpu(after))
     )
-    world.must_serve = served and step.harmless and careful
+    world.must_serve = served and step.harmless and careful and (step.grouped or not grouped)
     await world.settle()
     await check(world)
     world.must_serve = False
@@ -189,7 +192,7 @@ async def leave(world: World) -> None:
     await world.mirror.delete(kinds.INFERENCE_SERVICE, world.namespace, "demo", world.uid)
     loop = asyncio.get_running_loop()
     end = loop.time() + LEAVES_SECONDS
-    while left := [f"{kind.kind} {name}" for kind in (*CHILDREN, kinds.CLAIM) for name in _names(world, kind)]:
+    while left := [f"{kind.kind} {name}" for kind in KINDS for name in _names(world, kind)]:
         assert loop.time() < end, f"left behind: {left}"
         await world.play()
         await asyncio.sleep(0.1)

@@ -17,7 +17,8 @@ from typing import Any
 
 from tests.operator.reconcile.kubelet import condition
 from tests.operator.walk.arena import NAMESPACE, Arena, Touch
-from tests.operator.walk.kubelets import AMOUNTS, UP, Kubelets
+from tests.operator.walk.grouped import Sets, lacks_mates
+from tests.operator.walk.kubelets import AMOUNTS, UP, Kubelets, holds
 from tests.operator.walk.news import caught_up
 from tests.operator.walk.seat import Died, Seat, Unwatched
 from tests.operator.walk.strangers import STRANGERS, touched
@@ -55,6 +56,7 @@ class World:
         self.must_serve = False
         self.uid = ""
         self.taken: list[Kind] = []
+        self.sets = Sets(arena.cluster, self.namespace)
         self._going: set[str] = set()
         self._read: dict[str, tuple[Any, Object]] = {}
         self._untouched: dict[tuple[str, str], int] = {}
@@ -202,8 +204,13 @@ class World:
 
     def answering(self) -> set[str]:
         """The names of the pods that serve."""
-        found = (pod for pod in self.pods() if is_ready(pod) and not is_finished(pod))
-        return {pod["metadata"]["name"] for pod in found if not self.kubelets.hangs(pod)}
+        computing = self._computing(self._ours())
+        found = (pod for pod in computing if _component(pod) == "engine" and not lacks_mates(pod, computing))
+        return {pod["metadata"]["name"] for pod in found}
+
+    def _computing(self, pods: list[Object]) -> list[Object]:
+        found = (pod for pod in pods if is_ready(pod) and not is_terminating(pod) and not is_finished(pod))
+        return [pod for pod in found if not self.kubelets.hangs(pod)]
 
     async def settle(self) -> None:
         """Let everybody act until nobody has anything left to do."""
@@ -276,16 +283,19 @@ class World:
             over = any(said["status"] == "True" for said in item.get("status", {}).get("conditions") or ())
             if not item["spec"].get("suspend") and not over and (not owned or all(map(is_finished, owned))):
                 return f"Job {item['metadata']['name']} has no pod that runs"
-        return self._leaves()
+        return self.sets.waits(self.here(kinds.LEADER_WORKER_SET), pods) or self._leaves()
 
     def _leaves(self) -> str:
         """What the garbage collector still has to take away."""
-        there = {item["metadata"]["uid"] for kind in (kinds.JOB, kinds.REPLICA_SET) for item in self.here(kind)}
+        owners = [*self.here(kinds.JOB), *self.here(kinds.REPLICA_SET), *self.sets.there]
+        there = {item["metadata"]["uid"] for item in owners}
         live = (pod for pod in self._ours() if not is_terminating(pod))
         gone = [pod for pod in live if pod["metadata"]["ownerReferences"][0]["uid"] not in there]
         if gone:
             return f"pod {gone[0]['metadata']['name']} has no owner any more"
-        for kind in (kinds.JOB, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.SERVICE):
+        if any(is_terminating(pod) and (self.kubelets.slow_ends or self.kubelets.hangs(pod)) for pod in self._ours()):
+            return ""  # what they are of waits for them
+        for kind in (kinds.JOB, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.SERVICE, kinds.LEADER_WORKER_SET):
             for item in self.here(kind):
                 if "deletionTimestamp" in item["metadata"]:
                     return f"{kind.kind} {item['metadata']['name']} is being deleted"
@@ -317,9 +327,13 @@ class World:
         """The scheduler's and the kubelets' part, for every pod that has not come where its spec leads it; whether
         anything was done.
         """
-        pods, acted = self._ours(), False
-        self.arena.dead.difference_update(_address(pod) for pod in pods if not self.kubelets.hangs(pod))
-        self.arena.dead.update(_address(pod) for pod in pods if self.kubelets.hangs(pod))
+        acted = await self.sets.play(self.here(kinds.LEADER_WORKER_SET))
+        pods = self._ours()
+        computing = self._computing(pods)
+        dead = {_address(pod) for pod in pods if self.kubelets.hangs(pod) or lacks_mates(pod, computing)}
+        self.arena.dead.difference_update({_address(pod) for pod in pods} - dead)
+        self.arena.dead.update(dead)
+        self.kubelets.alone = {pod["metadata"]["uid"] for pod in pods if lacks_mates(pod, computing)}
         for pod in pods:
             try:
                 acted |= await self._play_one(pod, pods)
@@ -364,21 +378,12 @@ class World:
 
     async def _write(self, pod: Object, status: Mapping[str, Any]) -> bool:
         known, meta = pod.get("status", {}), pod["metadata"]
-        if all(_holds(known.get(key), value) for key, value in status.items()):
+        if all(holds(known.get(key), value) for key, value in status.items()):
             return False
         head = {"name": meta["name"], "namespace": self.namespace, "uid": meta["uid"]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "status": status}
         await self.mirror.apply(kinds.POD, body, subresource="status", manager="kubelet")
         return True
-
-
-def _holds(known: Any, wanted: Any) -> bool:
-    """Whether a status says what is wanted, and perhaps more."""
-    if isinstance(wanted, dict):
-        return isinstance(known, dict) and all(_holds(known.get(key), value) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        return isinstance(known, list) and all(any(_holds(item, each) for item in known) for each in wanted)
-    return bool(known == wanted)
 
 
 def _component(pod: Object) -> str:

@@ -82,6 +82,7 @@ class Controllers:
             item = store.put({**item, "metadata": fresh})
         if current is not None:
             self._scale_sets(item, current, [each for each in sets if _hash(each) != _hash(current)])
+            self._clean(item, current)
         conditions = self._judge(item, current)
         store.say(item, observedGeneration=meta["generation"], conditions=conditions)
 
@@ -140,7 +141,18 @@ class Controllers:
             taken = min(_size(each), max(spare, 0))
             spare -= taken
             self._size(each, _size(each) - taken)
-        for each in sorted(old, key=_number)[: -int(item["spec"].get("revisionHistoryLimit", 10)) or None]:
+
+    def _clean(self, item: Object, current: Object) -> None:
+        """As its own cleanupDeployment, which is asked once a rollout is complete, or while it is paused: at a scale of
+        0 as at any other.
+        """
+        sets = self._store.owned_by(kinds.REPLICA_SET, item)
+        old = sorted((each for each in sets if _hash(each) != _hash(current)), key=_number)
+        counts = {self._ready(current), len(self._live(current)), int(item["spec"]["replicas"])}
+        complete = len(counts) == 1 and not any(map(self._live, old))
+        if not (complete or item["spec"].get("paused")):
+            return
+        for each in old[: max(len(old) - int(item["spec"].get("revisionHistoryLimit", 10)), 0)]:
             if not _size(each) and not self._live(each):
                 self._store.forget(each)
 

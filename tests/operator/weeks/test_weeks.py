@@ -32,6 +32,15 @@ KEPT: dict[str, list[Step]] = {
         ("another_model", 1, 9 * HOUR),
         ("another_scaler", 8, 45),
     ],
+    # Its pod that failed names the volume of before, and goes with the ReplicaSet, though no pod is asked for.
+    "another model, promoted of a canary while no pod may run": [
+        ("nodes_come_back", 0, 3 * HOUR),
+        ("a_gpu_breaks", 4, 0),
+        ("suspend", 4, 0),
+        ("a_canary", 3, 0),
+        ("the_canary_is_moved_into_the_spec", 8, 0),
+        ("another_scaler", 4, 0),
+    ],
 }
 
 
