@@ -101,6 +101,7 @@ class EngineConfig(NodeSettings):
     `lora_modules` are loaded at the start.
     `kv_events_config` None publishes nothing of the prefix cache.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
+    `disable_hybrid_kv_cache_manager`: layers with a window keep the pages of whole sequences, as the others do.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
     `tune`: products are measured on the GPU at the start, once, and the fastest tiles kept for later ones.
@@ -129,6 +130,7 @@ class EngineConfig(NodeSettings):
     cpu_threads: int = 0
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    disable_hybrid_kv_cache_manager: bool = False
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False

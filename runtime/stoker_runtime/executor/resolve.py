@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.kv_layout import kv_layout
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.models.block_parts import PLANE_SCRATCH
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
@@ -342,7 +343,8 @@ def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
 
 def page_bytes(config: EngineConfig, spec: ModelSpec, beside: Beside = NOTHING_BESIDE) -> int:
     """Bytes of one KV page of a resolved `config`: of all models that have a part of it."""
-    return (spec.kv_bytes_per_token(config.kv_cache_dtype) + beside.kv_of_a_token) * config.page_size
+    kv = spec.kv_bytes_per_token(config.kv_cache_dtype, kv_layout(config, spec).depth)
+    return (kv + beside.kv_of_a_token) * config.page_size
 
 
 def plan_memory(
@@ -363,7 +365,8 @@ def plan_memory(
     page = page_bytes(config, spec, beside)
     workspace = max(workspace_bytes(config, spec), beside.workspace)
     plan = MemoryPlan(weights, workspace, max(graph_bytes(config, spec), beside.graphs), state, page, pages=0)
-    pages_for_one = -(-config.max_model_len // config.page_size)
+    layout = kv_layout(config, spec)
+    pages_for_one = layout.pages(config.max_model_len, config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)
     else:
@@ -394,7 +397,7 @@ def plan_memory(
     if wanted < pages_for_one and not config.num_gpu_blocks:
         raise ConfigError(
             f"max_model_len {config.max_model_len} needs {pages_for_one} KV pages, but {wanted} fit; "
-            f"set --max-model-len to {wanted * config.page_size} or less.",
+            f"set --max-model-len to {layout.tokens(wanted, config.page_size)} or less.",
             param="max_model_len",
         )
     return replace(plan, pages=wanted)

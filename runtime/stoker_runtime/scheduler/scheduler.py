@@ -53,7 +53,7 @@ class Scheduler:
         self._order = POLICIES[config.policy]
         self._displacing = config.policy in DISPLACING
         self.speculation = Speculation.of(config, self._placement)
-        self._families = Families(shared=config.shares_prompts)
+        self._families = Families(shared=config.shares_prompts and config.sight is None)
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []
@@ -212,6 +212,7 @@ class Scheduler:
         for sequence in self._launched_prefills:
             if sequence.slot >= 0:
                 self._placement.publish(sequence)
+                self._placement.look_ahead(sequence)
         self._launched_prefills = ()
         for sequence in self._ending:
             if sequence.slot >= 0:
@@ -253,6 +254,7 @@ class Scheduler:
         if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
             return
         crossing = sum(each.computed + each.ahead >= self._placement.capacity(each) for each in self._decoding)
+        crossing *= self._placement.growth
         # Whose last token runs in this step is out of the way after it.
         staying = [each for each in (*self._decoding, *self._prefilling) if each.computed < each.limit - 2]
         room = Clearance(self._placement, staying, crossing)
@@ -291,6 +293,10 @@ class Scheduler:
                 self._add_chunk(sequence, draft)
             else:
                 self._prefilling.append(sequence)
+        while not draft.decodes and not draft.chunks and len(self._prefilling) > 1:
+            # No page is left for any chunk: the last one leaves its own to the first.
+            self._preempt(self._prefilling[-1], draft)
+            self._add_chunk(self._prefilling.pop(0), draft)
 
     def _admit(self, draft: Draft, before: int | None = None) -> None:
         """Admit those who wait, in order; with `before`, only those of a lower `priority`."""
@@ -335,12 +341,19 @@ class Scheduler:
             self._prompt_tokens += sequence.prompt_length
 
     def _add_chunk(self, sequence: Sequence, draft: Draft) -> None:
-        """Run as many of the known tokens as fit; then the sequence goes on prefilling, decodes, or ends."""
+        """Run as many of the known tokens as fit; then the sequence goes on prefilling, decodes, or ends.
+
+        Where there is no page for one token it waits for the next step.
+        """
         start, known = sequence.computed, len(sequence.tokens)
         stop = min(known, start + draft.budget)
         last_scored = sequence.prompt_length - 1
         if start < sequence.scored < last_scored:
             stop = min(stop, sequence.scored)
+        stop = self._placement.reach(sequence, stop, draft)
+        if stop <= start:
+            insort(self._prefilling, sequence, key=_order)
+            return
         scores_to = min(stop, last_scored)
         targets = tuple(sequence.tokens[start + 1 : scores_to + 1]) if start >= sequence.scored else ()
         sequence.scored = max(sequence.scored, scores_to)

@@ -70,5 +70,6 @@ class Clearance:
 
     def _gain(self, victim: Sequence, released: Counter[int]) -> int:
         """Pages that become available when `victim` leaves after those that are counted in `released`."""
-        released.update(victim.pages)
-        return sum(1 for page in victim.pages if released[page] == self._pages.references(page))
+        pages = victim.all_pages
+        released.update(pages)
+        return sum(1 for page in pages if released[page] == self._pages.references(page))

@@ -119,6 +119,7 @@ class UniformExecutor:
     """
 
     keeps_states = False
+    sight = None
 
     def __init__(
         self,
