@@ -19,20 +19,24 @@ READ_BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """`window`: keys that a query of these layers sees at most, itself included; `parts`: their pages a place."""
+    """`window`: keys that a query of these layers sees at most, itself included; `parts`: their pages a place.
+
+    `block`: tokens that what is read is aligned to.
+    """
 
     window: int
     parts: int
     page_size: int
+    block: int = READ_BLOCK
 
     def first(self, position: int) -> int:
         """The first place that a query at `position`, or behind it, may read."""
-        return max(position - self.window + 1, 0) // READ_BLOCK * READ_BLOCK // self.page_size
+        return max(position - self.window + 1, 0) // self.block * self.block // self.page_size
 
     @property
     def span(self) -> int:
         """The most places in sight of one query, its own included."""
-        return -(-(self.window + max(READ_BLOCK, self.page_size) - 1) // self.page_size)
+        return -(-(self.window + max(self.block, self.page_size) - 1) // self.page_size)
 
     def most(self, places: int) -> int:
         """The most places that a sequence of so many holds at a time, computed a page at a time."""
