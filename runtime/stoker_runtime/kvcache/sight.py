@@ -49,5 +49,4 @@ class Sight:
 
     def tokens(self, pages: int) -> int:
         """The longest sequence that so many pages hold."""
-        places = pages // (1 + self.parts)
-        return (places if places <= self.span else pages - self.parts * self.span) * self.page_size
+        return max(self.most(pages // (1 + self.parts)), pages - self.parts * self.span) * self.page_size
