@@ -33,7 +33,7 @@ from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
-from stoker_runtime.executor.kv_layout import kv_layout, log_layout
+from stoker_runtime.executor.windows.layout import kv_layout, log_layout
 from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor

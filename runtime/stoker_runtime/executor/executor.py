@@ -29,7 +29,7 @@ from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
-from stoker_runtime.executor.kv_layout import kv_layout
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.rehearsal import rehearse_steps

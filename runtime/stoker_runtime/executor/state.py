@@ -19,7 +19,7 @@ from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
-from stoker_runtime.executor.kv_layout import kv_layout
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec

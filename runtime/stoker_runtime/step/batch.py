@@ -51,7 +51,7 @@ class SlotAssign:
 class PageUpdate:
     """Entries `[start, start + len(pages))` of `slot` in the page table number `table` become `pages`.
 
-    There is more than table 0 where layers with a window give up pages (`executor/kv_layout.py`).
+    There is more than table 0 where layers with a window give up pages (`executor/windows/layout.py`).
     """
 
     slot: int

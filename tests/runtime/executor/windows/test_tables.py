@@ -143,8 +143,8 @@ def test_crowding_and_keeping_everything_change_no_token(checkpoint: tuple[str, 
         assert roomy.engine.executor.sight is None
         expected = roomy.generate_tokens(prompts, params)
     with LLM(folder, **given, max_num_seqs=6, max_num_batched_tokens=40, num_gpu_blocks=1) as probe:
-        parts = probe.engine.executor.sight.parts
-    with LLM(folder, **given, max_num_seqs=6, max_num_batched_tokens=40, num_gpu_blocks=45 + parts * 14) as crowded:
+        tight = probe.engine.executor.sight.pages(384) + 9
+    with LLM(folder, **given, max_num_seqs=6, max_num_batched_tokens=40, num_gpu_blocks=tight) as crowded:
         crowded_tokens = crowded.generate_tokens(prompts, params)
         crowded.engine.scheduler.check()
         stats = crowded.engine.stats()

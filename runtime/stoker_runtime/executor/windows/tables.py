@@ -1,6 +1,6 @@
 """The page tables of layers with a window that give up pages, and what a step's attention needs of them.
 
-A page table a part (`kv_layout.py`): where the step's keys and values go differs from table to table, and so do the
+A page table a part (`layout.py`): where the step's keys and values go differs from table to table, and so do the
 pages that attention reads; all the rest of a step's description is one. What falls out of sight is left in a table as
 it was, and never read (`kvcache/sight.py`). Layers with a window have a plan of attention of their own, which begins
 where they see.
@@ -21,7 +21,7 @@ import torch
 from stoker_kernels.attention import AttentionMeta, AttentionWorkspace, share_workspace
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors, prepare_ragged
 from stoker_kernels.slots import prepare_decode
-from stoker_runtime.executor.kv_layout import KvLayout
+from stoker_runtime.executor.windows.layout import KvLayout
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.inputs import PagesOfLayer
 from stoker_runtime.models.spec import ModelSpec
