@@ -29,7 +29,8 @@ def kv_arena(
     config: EngineConfig, spec: ModelSpec, pages: int, device: torch.device, depth: int | None = None
 ) -> torch.Tensor:
     """`[layers of a page, caches, pages, Hkv, B, D]` of a resolved `config`, blank: all that attend, or `depth`."""
-    shape = (len(spec.attending) if depth is None else depth, spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
+    layers = len(spec.attending) if depth is None else depth
+    shape = (layers, spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
     # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
     return zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
 

@@ -33,7 +33,6 @@ from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
-from stoker_runtime.executor.windows.layout import kv_layout, log_layout
 from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
@@ -46,6 +45,7 @@ from stoker_runtime.executor.resolve import (
     resolve,
 )
 from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes, state_bytes
+from stoker_runtime.executor.windows.layout import kv_layout, log_layout
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.step_shape import ShapeTable
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.block_parts import PLANE_SCRATCH
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint

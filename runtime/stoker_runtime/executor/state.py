@@ -19,8 +19,8 @@ from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
-from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import ORDERED_ROWS
@@ -163,7 +163,7 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
 
 def allocate_tables(tables: int, slots: int, max_pages: int, device: torch.device) -> torch.Tensor:
     """Page tables `[tables, slots, pages]` for sequences of up to `max_pages` pages each."""
-    # Where there are several each begins at 16 bytes, as kernels that were compiled ahead expect of what they are given.
+    # Where there are several each begins at 16 bytes, as kernels that were compiled ahead expect.
     pages = max_pages if tables == 1 else -(-max_pages // 4) * 4
     return torch.zeros((tables, slots, pages), dtype=torch.int32, device=device)
 

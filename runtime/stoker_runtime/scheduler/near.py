@@ -1,4 +1,4 @@
-"""The pages of layers with a window: a sequence holds those in sight, gets others chunk by chunk, and gives up the rest.
+"""Pages of layers with a window: a sequence holds those in sight, gets others chunk by chunk, and gives up the rest.
 
 A place (`kvcache/sight.py`) has `parts` of these pages beside the one page of layers that see everything. What is given
 up stays cached until it is evicted, under the key of its prefix and the number of its part. A cached prefix is a hit

@@ -228,9 +228,9 @@ def model_lines(
     """
     from stoker_runtime.executor.drafts.plan import read_draft_model
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
-    from stoker_runtime.executor.windows.layout import kv_layout
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
+    from stoker_runtime.executor.windows.layout import kv_layout
 
     draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE

@@ -107,7 +107,7 @@ def random_batch(
 
 
 def give_up(batch: AttentionBatch, window: int) -> AttentionBatch:
-    """The batch where pages that lie behind every row's window were given up, but for those of the first block it reads.
+    """The batch where pages that lie behind their row's window were given up, those of the first block it reads apart.
 
     They are NaN, and the table names no page in their places.
     """

@@ -1,7 +1,7 @@
 """What a device has of layers with a window that give up pages: tables of their own, over the pages of all.
 
-An entry is the fingerprint of the whole prefix, with the number of its table: what is read has to be the sequence's own,
-or one with the same prefix, as far back as the window reaches.
+An entry is the fingerprint of the whole prefix, with the number of its table: what is read has to be the sequence's
+own, or one with the same prefix, as far back as the window reaches.
 """
 
 from __future__ import annotations

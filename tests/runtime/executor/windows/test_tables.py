@@ -1,7 +1,7 @@
 """Layers with a window give up pages out of sight, and no token changes: random Gemma-3- and gpt-oss-like models.
 
-Tokens are compared with transformers', and with those of the engine that keeps all pages. Sizes, windows and weights are
-drawn anew in every run, from a seed that a failure prints.
+Tokens are compared with transformers', and with those of the engine that keeps all pages. Sizes, windows and weights
+are drawn anew in every run, from a seed that a failure prints.
 """
 
 from __future__ import annotations
