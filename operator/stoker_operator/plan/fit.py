@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from stoker_operator.manifests import adapter_room
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
+from stoker_operator.plan.windows import gives_up, layer_tokens
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -132,11 +133,15 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     said = given(service)
     share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
-    tokens = count(said.get("num-gpu-blocks", "")) * (count(said.get("block-size", "")) or PAGE_TOKENS) or context
+    page, pages = count(said.get("block-size", "")) or PAGE_TOKENS, count(said.get("num-gpu-blocks", ""))
+    tokens = pages * page or context
     # On each GPU: its layers' keys and values, and of the heads its own, or one that others have too.
     tensor, pipeline = service.parallelism.tensor, service.parallelism.pipeline
     layers, heads = -(-model.layers // pipeline), -(-model.kv_heads // tensor)
-    kv = 2 * layers * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
+    held = layers * tokens
+    if gives_up(model, said, context, service.parallelism.ranks):
+        held = pages * page * (layers - model.window_layers) or layer_tokens(model, context, page)
+    kv = 2 * held * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] / GIB
     # Weights that were 8-bit ones before do not shrink: the sum is then too low, and nothing is blocked by it.
     weights = model.bytes / GIB * AT_LOAD.get(service.model.quantization, 1.0) / service.parallelism.ranks
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
