@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from stoker_operator.manifests import adapter_room
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
-from stoker_operator.plan.windows import gives_up, layer_tokens
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -32,6 +31,12 @@ UTILIZATION = 0.9
 # and a zero point for each 128 columns, of experts 16 bits each, Q8_0 a scale for each 32; Q4K rests as planes do. A
 # GGUF file's blocks take a little more on a GPU than in the file.
 AT_LOAD = {"FP8": 0.5, "W4": 0.266, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
+# Where layers give up pages behind their window: keys that are read together, so that what is kept begins at a multiple
+# of them, and what of pages may stay unused.
+READ_BLOCK, MOST_WASTE = 64, 0.25
+# Flags with which the engine keeps all pages, whatever they say or with any number but 0.
+KEEPING = ("speculative-config", "kv-events-config", "disable-hybrid-kv-cache-manager")
+KEEPING_NUMBERS = ("swap-space", "num-cpu-blocks")
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
@@ -177,3 +182,24 @@ def _share(said: Mapping[str, str]) -> float:
     """Of the GPU's memory, what --gpu-memory-utilization gives the engine."""
     asked = number(said.get("gpu-memory-utilization", ""))
     return asked if 0.01 <= asked <= 1.0 else UTILIZATION
+
+
+def gives_up(model: FetchedModel, said: Mapping[str, str], context: int, ranks: int) -> bool:
+    """Whether layers with a window keep no more than it; `said` are the engine's flags."""
+    near, whole = model.window_layers, model.layers - model.window_layers
+    if not 0 < near < model.layers or ranks > 1 or model.window >= context:
+        return False
+    kept = any(said.get(name, "") not in ("", "false") for name in KEEPING)
+    kept |= any(number(said.get(name, "")) or count(said.get(name, "")) for name in KEEPING_NUMBERS)
+    return not kept and whole * (1 + -(-near // whole)) - model.layers <= MOST_WASTE * model.layers
+
+
+def layer_tokens(model: FetchedModel, tokens: int, page: int) -> int:
+    """Tokens times layers of the pages, of `page` tokens each, that a sequence takes where it gives up some.
+
+    A page has as many layers as see everything; those with a window fill as many more pages as it takes.
+    """
+    whole = model.layers - model.window_layers
+    parts, places = -(-model.window_layers // whole), -(-tokens // page)
+    span = -(-(model.window + max(READ_BLOCK, page) - 1) // page)
+    return (places + parts * min(places, span)) * page * whole

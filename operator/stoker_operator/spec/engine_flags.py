@@ -33,7 +33,8 @@ def given(service: InferenceService) -> Mapping[str, str]:
     }
     for each in read(service.runtime.args):
         if each.ours and each.name in _NAMES and (each.values or each.name in SWITCHES):
-            found[each.name] = each.values[0] if each.values else str(not each.spelled.lstrip("-").startswith("no")).lower()
+            switched = "false" if each.spelled.lstrip("-").startswith("no") else "true"
+            found[each.name] = each.values[0] if each.values else switched
     return found
 
 

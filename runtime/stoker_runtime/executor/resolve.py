@@ -22,8 +22,7 @@ from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
 
 GIB = 1024**3
-# What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
-# every kernel has run.
+# What loaded kernels, cuBLAS and small tensors take beside what is counted below: 400 MiB when every kernel has run.
 RESERVE_BYTES = 512 * 1024**2
 # From here on a GPU has room for wide and long steps: beside 7B they take 3.2 GiB in all, the others 1.7.
 LARGE_GPU_BYTES = 36 * GIB
@@ -337,14 +336,12 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 
 def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
     """What of a GPU may be in use, by Stoker and all others together."""
-    reserve = int(config.gpu_memory_reserve_gb * GIB)
-    return min(int(memory.total * config.gpu_memory_utilization), memory.total - reserve)
+    return int(min(memory.total * config.gpu_memory_utilization, memory.total - config.gpu_memory_reserve_gb * GIB))
 
 
 def page_bytes(config: EngineConfig, spec: ModelSpec, beside: Beside = NOTHING_BESIDE) -> int:
     """Bytes of one KV page of a resolved `config`: of all models that have a part of it."""
-    kv = spec.kv_bytes_per_token(config.kv_cache_dtype, kv_layout(config, spec).depth)
-    return (kv + beside.kv_of_a_token) * config.page_size
+    return (kv_layout(config, spec).kv_of_a_token + beside.kv_of_a_token) * config.page_size
 
 
 def plan_memory(

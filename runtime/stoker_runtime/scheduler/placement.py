@@ -217,14 +217,16 @@ class Placement:
         """How far towards position `stop` its pages reach, or can be made to."""
         return stop if self.near is None else self.near.reach(sequence, stop, draft)
 
-    def look_ahead(self, sequence: Sequence) -> None:
-        """All before `computed` was launched: what is out of sight from there is given up."""
+    def settle(self, sequence: Sequence) -> None:
+        """Its chunk was launched: the pages can be shared, and what is out of sight from its end is given up."""
+        self.publish(sequence)
         if self.near is not None:
             self.near.give_up(sequence)
 
     def grow(self, sequence: Sequence, draft: Draft) -> bool:
         """One more page, and with them those of layers with a window; False when there are none."""
-        self.look_ahead(sequence)
+        if self.near is not None:
+            self.near.give_up(sequence)
         if self.pages.available < self.growth:
             return False
         if self.near is not None:

@@ -28,7 +28,7 @@ from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
 from stoker_runtime.scheduler.family import Families
 from stoker_runtime.scheduler.integrity import check_lists
 from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
-from stoker_runtime.scheduler.placement import Found, Placement
+from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import DISPLACING, POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
@@ -211,8 +211,7 @@ class Scheduler:
         self._placement.settle_copies()
         for sequence in self._launched_prefills:
             if sequence.slot >= 0:
-                self._placement.publish(sequence)
-                self._placement.look_ahead(sequence)
+                self._placement.settle(sequence)
         self._launched_prefills = ()
         for sequence in self._ending:
             if sequence.slot >= 0:
@@ -254,7 +253,6 @@ class Scheduler:
         if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
             return
         crossing = sum(each.computed + each.ahead >= self._placement.capacity(each) for each in self._decoding)
-        crossing *= self._placement.growth
         # Whose last token runs in this step is out of the way after it.
         staying = [each for each in (*self._decoding, *self._prefilling) if each.computed < each.limit - 2]
         room = Clearance(self._placement, staying, crossing)
@@ -267,7 +265,7 @@ class Scheduler:
         if not sequence.is_ready or not self._placement.adapters.has_room(sequence.request.adapter):
             return None
         found = self._placement.lookup(sequence)
-        if self._source(sequence, found, draft) is sequence:
+        if self._families.origin(sequence, found.covered, draft) is sequence:
             return None
         return self._placement.pages_wanted(sequence, found), len(sequence.tokens) - found.covered
 
@@ -314,7 +312,7 @@ class Scheduler:
                 deferred.append(sequence)
                 continue
             found = placement.lookup(sequence)
-            source = self._source(sequence, found, draft)
+            source = self._families.origin(sequence, found.covered, draft)
             if source is sequence or placement.is_being_computed(sequence, found, draft):
                 deferred.append(sequence)
             elif placement.place(sequence, found, source, draft):
@@ -326,14 +324,6 @@ class Scheduler:
         for sequence in deferred:
             waiting.push(sequence)
 
-    def _source(self, sequence: Sequence, found: Found, draft: Draft) -> Sequence | None:
-        """Whom `sequence` takes its prompt from: another one; itself if it should wait for that; None for the cache."""
-        covered = sequence.prompt_length - 1
-        if sequence.stored is not None or sequence.scored < covered or found.covered >= covered:
-            return None
-        source = self._families.source(sequence, draft)
-        return sequence if source is None and self._families.is_coming(sequence) else source
-
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admitted is None:
             sequence.admitted = self._clock()
@@ -341,10 +331,7 @@ class Scheduler:
             self._prompt_tokens += sequence.prompt_length
 
     def _add_chunk(self, sequence: Sequence, draft: Draft) -> None:
-        """Run as many of the known tokens as fit; then the sequence goes on prefilling, decodes, or ends.
-
-        Where there is no page for one token it waits for the next step.
-        """
+        """Run as many of the known tokens as fit, perhaps none; then it goes on prefilling, decodes, or ends."""
         start, known = sequence.computed, len(sequence.tokens)
         stop = min(known, start + draft.budget)
         last_scored = sequence.prompt_length - 1

@@ -13,7 +13,7 @@ Knows nothing of how memory is allocated, and of who owns pages.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.kvcache.sight import Sight
@@ -28,11 +28,13 @@ log = logging.getLogger(__name__)
 class KvLayout:
     """`places[i]` are the table and the place in its pages, below `depth`, of the i-th layer that attends.
 
+    `kv_of_a_token`: bytes that a token takes of a page.
     `sight` is what tables but the first see; None: there is but one. `kept` says why windows give nothing up.
     """
 
     depth: int
     places: tuple[tuple[int, int], ...]
+    kv_of_a_token: int
     sight: Sight | None = None
     kept: str = ""
 
@@ -52,19 +54,23 @@ class KvLayout:
 
 def kv_layout(config: EngineConfig, spec: ModelSpec) -> KvLayout:
     """The layout of a model's pages; `config` is resolved."""
-    layers = spec.attending
+    layers, kv_dtype = spec.attending, config.kv_cache_dtype
     whole = [layer for layer in layers if not spec.windows[layer]]
     near = [layer for layer in layers if spec.windows[layer]]
+    together = KvLayout(
+        len(layers), tuple((0, place) for place in range(len(layers))), spec.kv_bytes_per_token(kv_dtype)
+    )
     if not near:
-        return KvLayout(len(layers), tuple((0, place) for place in range(len(layers))))
+        return together
     depth = len(whole)
     sight = Sight(max(spec.windows), -(-len(near) // max(depth, 1)), config.page_size)
     kept = _why_kept(config, spec, sight, depth * (1 + sight.parts) - len(layers))
     if kept:
-        return KvLayout(len(layers), tuple((0, place) for place in range(len(layers))), kept=kept)
+        return replace(together, kept=kept)
     place_of = {layer: (0, place) for place, layer in enumerate(whole)}
     place_of |= {layer: (1 + at // depth, at % depth) for at, layer in enumerate(near)}
-    return KvLayout(depth, tuple(place_of[layer] for layer in layers), sight)
+    places = tuple(place_of[layer] for layer in layers)
+    return KvLayout(depth, places, spec.kv_bytes_per_token(kv_dtype, depth), sight)
 
 
 def _why_kept(config: EngineConfig, spec: ModelSpec, sight: Sight, unused: int) -> str:

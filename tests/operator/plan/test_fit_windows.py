@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.plan.fit import assess
-from stoker_operator.plan.windows import gives_up, layer_tokens
+from stoker_operator.plan.fit import assess, gives_up, layer_tokens
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.architectures import build_spec
@@ -30,7 +29,7 @@ def test_as_the_engine_lays_layers_out() -> None:
     for _ in range(300):
         windows = tuple(rng.choice([0, 700, 700, 700]) for _ in range(rng.randint(1, 30)))
         page, context = rng.choice([16, 32, 64, 128]), rng.randint(100, 5000)
-        flags = ["m", "--block-size", str(page), "--max-model-len", str(context)]
+        flags = ["m", "--block-size", str(page), "--max-model-len", str(context), "--kv-cache-dtype", "bfloat16"]
         config = parse_serve(flags, {}).engine
         spec = replace(plain, num_layers=len(windows), windows=windows)
         layout = kv_layout(config, spec)
