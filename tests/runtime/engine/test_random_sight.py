@@ -40,7 +40,7 @@ def test_random_schedules_with_pages_given_up(policy: str, block: int) -> None:
         for name in ("preemptions", "prefix_hits"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
         assert stats.running == stats.waiting == stats.pages_used == 0
-    assert total.preemptions > 50, "the worlds are too roomy to test preemption"
+    assert total.preemptions > 25, "the worlds are too roomy to test preemption"
     assert total.prefix_hits > 50, "the worlds share too little to test the prefix cache"
     assert given_up > 1000, "too little is given up"
     assert served > 500, "too much is refused"
