@@ -144,7 +144,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     tensor, pipeline = service.parallelism.tensor, service.parallelism.pipeline
     layers, heads = -(-model.layers // pipeline), -(-model.kv_heads // tensor)
     held = layers * tokens
-    if gives_up(model, said, context, service.parallelism.ranks):
+    if gives_up(model, said, context, pipeline):
         held = pages * page * (layers - model.window_layers) or layer_tokens(model, context, page)
     kv = 2 * held * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] / GIB
     # Weights that were 8-bit ones before do not shrink: the sum is then too low, and nothing is blocked by it.
@@ -184,10 +184,10 @@ def _share(said: Mapping[str, str]) -> float:
     return asked if 0.01 <= asked <= 1.0 else UTILIZATION
 
 
-def gives_up(model: FetchedModel, said: Mapping[str, str], context: int, ranks: int) -> bool:
-    """Whether layers with a window keep no more than it; `said` are the engine's flags."""
+def gives_up(model: FetchedModel, said: Mapping[str, str], context: int, stages: int) -> bool:
+    """Whether layers with a window keep no more than it; `said` are the engine's flags, `stages` those of a pipeline."""
     near, whole = model.window_layers, model.layers - model.window_layers
-    if not 0 < near < model.layers or ranks > 1 or model.window >= context:
+    if not 0 < near < model.layers or stages > 1 or model.window >= context:
         return False
     kept = any(said.get(name, "") not in ("", "false") for name in KEEPING)
     kept |= any(number(said.get(name, "")) or count(said.get(name, "")) for name in KEEPING_NUMBERS)

@@ -86,7 +86,7 @@ def _why_kept(config: EngineConfig, spec: ModelSpec, sight: Sight, unused: int) 
         (config.drafting is not None, "speculative_config takes positions back"),
         (bool(config.swap_space or config.num_cpu_blocks), "the host pool takes whole sequences"),
         (config.publishes_kv_events, "kv_events_config tells of pages of all layers"),
-        (config.ranks > 1, "its layers are shared by ranks"),
+        (config.pipeline_parallel_size > 1, "pipeline_parallel_size gives ranks other layers"),
         (spec.recurrent is not None or spec.latent is not None, "it has layers of another kind besides"),
     )
     return next((why for applies, why in reasons if applies), "")

@@ -90,7 +90,7 @@ def test_too_long_a_context_says_what_would_fit(gpt_oss: ModelSpec) -> None:
         ({"num_cpu_blocks": 7}, "host pool"),
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}, "speculative_config"),
         ({"kv_events_config": KvEventsConfig(enable_kv_cache_events=True)}, "kv_events_config"),
-        ({"tensor_parallel_size": 2}, "ranks"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"max_model_len": 128}, "max_model_len"),
     ],
     ids=str,
