@@ -185,7 +185,7 @@ def _share(said: Mapping[str, str]) -> float:
 
 
 def gives_up(model: FetchedModel, said: Mapping[str, str], context: int, stages: int) -> bool:
-    """Whether layers with a window keep no more than it; `said` are the engine's flags, `stages` those of a pipeline."""
+    """Whether layers with a window keep no more than it; `said` are the engine's flags, `stages` of a pipeline."""
     near, whole = model.window_layers, model.layers - model.window_layers
     if not 0 < near < model.layers or stages > 1 or model.window >= context:
         return False
