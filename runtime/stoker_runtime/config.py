@@ -87,8 +87,7 @@ class EngineConfig(NodeSettings):
     `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
     `quantize_head` is what the output head becomes at load, tied or not. `isq` is `quantization` at load with no more
     than a few matrices in 16 bits on the device at any time.
-    `kernels` pins implementations: {"linear": "cublas"}.
-    `kernel_trace` logs the kernel chosen for each op.
+    `kernels` pins implementations: {"linear": "cublas"}. `kv_events_config` None publishes nothing of the prefix cache.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
@@ -99,8 +98,8 @@ class EngineConfig(NodeSettings):
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
-    `kv_events_config` None publishes nothing of the prefix cache.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
+    `disable_hybrid_kv_cache_manager`: layers with a window keep the pages of whole sequences, as the others do.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
     `tune`: products are measured on the GPU at the start, once, and the fastest tiles kept for later ones.
@@ -129,6 +128,7 @@ class EngineConfig(NodeSettings):
     cpu_threads: int = 0
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
+    disable_hybrid_kv_cache_manager: bool = False
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False

@@ -14,6 +14,8 @@ from stoker_kernels.attention.meta import (
     AttentionWorkspace,
     attention_workspace,
     attention_workspace_bytes,
+    plan_bytes,
+    share_workspace,
 )
 from stoker_kernels.attention.op import attention_kernels, paged_attention, plan_attention, split_decodes
 
@@ -25,7 +27,9 @@ __all__ = [
     "attention_workspace_bytes",
     "paged_attention",
     "plan_attention",
+    "plan_bytes",
     "rows_attended",
     "rows_support",
+    "share_workspace",
     "split_decodes",
 ]

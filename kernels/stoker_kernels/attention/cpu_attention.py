@@ -74,8 +74,11 @@ def chunks(
         if lengths[row] == 0:
             out[tokens] = 0
         elif tokens.start < tokens.stop:
-            table = meta.page_table[meta.seq_slots[row : row + 1]]
-            k, v = (_gather(cache, table, lengths[row]) for cache in (k_cache, v_cache))
+            # Pages behind the window may be others' by now.
+            size, count = k_cache.shape[2], tokens.stop - tokens.start
+            behind = max(lengths[row] - count - window + 1, 0) // size if window else 0
+            table = meta.page_table[meta.seq_slots[row : row + 1], behind:]
+            k, v = (_gather(cache, table, lengths[row] - behind * size) for cache in (k_cache, v_cache))
             out[tokens] = _chunk(q[tokens], k, v, scale, window)
     if starts[-1] < len(out):
         out[starts[-1] :] = 0
@@ -140,7 +143,7 @@ def _decode(
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """The last `n` positions `q [n, Hq, D]` of one sequence over all its keys `[1, Hkv, L, D]`."""
+    """The last `n` positions `q [n, Hq, D]` of one sequence over its last keys `[1, Hkv, L, D]`, all that they see."""
     tokens, length = len(q), k.shape[2]
     if tokens == length and not 0 < window < length:
         mask, causal = None, True

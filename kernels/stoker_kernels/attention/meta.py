@@ -6,7 +6,7 @@ replays of a captured graph. Knows nothing of kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,6 +81,17 @@ def attention_workspace(
         tickets=torch.zeros(3, dtype=torch.int32, device=device),
         arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
     )
+
+
+def share_workspace(workspace: AttentionWorkspace) -> AttentionWorkspace:
+    """Scratch of the same size for a second plan of the same steps: only what a plan lies in is its own."""
+    plan = ("items", "num_items", "shares", "tiles", "num_tiles")
+    return replace(workspace, **{name: torch.zeros_like(getattr(workspace, name)) for name in plan})
+
+
+def plan_bytes(max_rows: int) -> int:
+    """Bytes that `share_workspace` allocates beside a workspace for so many rows."""
+    return 4 * ((max_rows + EXTRA_ITEMS + MAX_SHARES + MAX_TILES) * 8 + 2)
 
 
 def attention_workspace_bytes(max_rows: int, num_q_heads: int, head_dim: int) -> int:

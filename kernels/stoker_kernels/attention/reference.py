@@ -122,6 +122,10 @@ def _decode_rows(
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, logits: _Logits) -> Tensor:
     """The last `n` positions `q [n, Hq, D]` of one sequence over all its keys `[Hkv, L, D]`."""
     tokens, _, dim = q.shape
+    if logits.window > 0:
+        # What lies behind the window may be anything, and 0 · NaN is NaN.
+        behind = max(k.shape[1] - tokens - logits.window + 1, 0)
+        k, v = k[:, behind:], v[:, behind:]
     heads, length, _ = k.shape
     grouped = q.float().view(tokens, heads, -1, dim).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
     position = torch.arange(length - tokens, length, device=q.device)[:, None]

@@ -31,6 +31,12 @@ UTILIZATION = 0.9
 # and a zero point for each 128 columns, of experts 16 bits each, Q8_0 a scale for each 32; Q4K rests as planes do. A
 # GGUF file's blocks take a little more on a GPU than in the file.
 AT_LOAD = {"FP8": 0.5, "W4": 0.266, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
+# Where layers give up pages behind their window: keys that are read together, so that what is kept begins at a multiple
+# of them, and what of pages may stay unused.
+READ_BLOCK, MOST_WASTE = 64, 0.25
+# Flags with which the engine keeps all pages, whatever they say or with any number but 0.
+KEEPING = ("speculative-config", "kv-events-config", "disable-hybrid-kv-cache-manager")
+KEEPING_NUMBERS = ("swap-space", "num-cpu-blocks")
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
@@ -132,11 +138,15 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     said = given(service)
     share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
-    tokens = count(said.get("num-gpu-blocks", "")) * (count(said.get("block-size", "")) or PAGE_TOKENS) or context
+    page, pages = count(said.get("block-size", "")) or PAGE_TOKENS, count(said.get("num-gpu-blocks", ""))
+    tokens = pages * page or context
     # On each GPU: its layers' keys and values, and of the heads its own, or one that others have too.
     tensor, pipeline = service.parallelism.tensor, service.parallelism.pipeline
     layers, heads = -(-model.layers // pipeline), -(-model.kv_heads // tensor)
-    kv = 2 * layers * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
+    held = layers * tokens
+    if gives_up(model, said, context, pipeline):
+        held = pages * page * (layers - model.window_layers) or layer_tokens(model, context, page)
+    kv = 2 * held * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] / GIB
     # Weights that were 8-bit ones before do not shrink: the sum is then too low, and nothing is blocked by it.
     weights = model.bytes / GIB * AT_LOAD.get(service.model.quantization, 1.0) / service.parallelism.ranks
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
@@ -174,3 +184,24 @@ def _share(said: Mapping[str, str]) -> float:
     """Of the GPU's memory, what --gpu-memory-utilization gives the engine."""
     asked = number(said.get("gpu-memory-utilization", ""))
     return asked if 0.01 <= asked <= 1.0 else UTILIZATION
+
+
+def gives_up(model: FetchedModel, said: Mapping[str, str], context: int, stages: int) -> bool:
+    """Whether layers with a window keep no more than it; `said` are the engine's flags, `stages` of a pipeline."""
+    near, whole = model.window_layers, model.layers - model.window_layers
+    if not 0 < near < model.layers or stages > 1 or model.window >= context:
+        return False
+    kept = any(said.get(name, "") not in ("", "false") for name in KEEPING)
+    kept |= any(number(said.get(name, "")) or count(said.get(name, "")) for name in KEEPING_NUMBERS)
+    return not kept and whole * (1 + -(-near // whole)) - model.layers <= MOST_WASTE * model.layers
+
+
+def layer_tokens(model: FetchedModel, tokens: int, page: int) -> int:
+    """Tokens times layers of the pages, of `page` tokens each, that a sequence takes where it gives up some.
+
+    A page has as many layers as see everything; those with a window fill as many more pages as it takes.
+    """
+    whole = model.layers - model.window_layers
+    parts, places = -(-model.window_layers // whole), -(-tokens // page)
+    span = -(-(model.window + max(READ_BLOCK, page) - 1) // page)
+    return (places + parts * min(places, span)) * page * whole

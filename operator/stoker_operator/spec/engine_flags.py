@@ -13,11 +13,13 @@ import re
 from collections.abc import Mapping
 
 from stoker_operator.spec.engine_arguments import VARIABLES, read
+from stoker_operator.spec.engine_table import SWITCHES
 from stoker_operator.spec.service import InferenceService
 
 _NAMES = (
     "swap-space", "num-cpu-blocks", "num-gpu-blocks", "block-size", "max-num-batched-tokens", "gpu-memory-utilization",
-    "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras",
+    "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras", "speculative-config", "kv-events-config",
+    "disable-hybrid-kv-cache-manager",
 )  # fmt: skip
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -30,8 +32,9 @@ def given(service: InferenceService) -> Mapping[str, str]:
         if VARIABLES.get(item["name"]) in _NAMES and "value" in item
     }
     for each in read(service.runtime.args):
-        if each.ours and each.name in _NAMES and each.values:
-            found[each.name] = each.values[0]
+        if each.ours and each.name in _NAMES and (each.values or each.name in SWITCHES):
+            switched = "false" if each.spelled.lstrip("-").startswith("no") else "true"
+            found[each.name] = each.values[0] if each.values else switched
     return found
 
 

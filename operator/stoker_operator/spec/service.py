@@ -157,7 +157,7 @@ class FetchedModel:
     """A published model. `path` and `serve` are relative to the cache volume's root; bytes are bytes.
 
     `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell, and so is `lora_line`, the
-    values that one rank of an adapter takes.
+    values that one rank of an adapter takes. `window_layers` look back `window` tokens, beside others that see all.
     """
 
     resolved_revision: str
@@ -170,6 +170,8 @@ class FetchedModel:
     head_dim: int = 0
     max_context: int = 0
     lora_line: int = 0
+    window_layers: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +357,8 @@ def model_status(model: FetchedModel, source: str) -> dict[str, Any]:
         "headDim": model.head_dim,
         "maxContext": model.max_context,
         "loraLine": model.lora_line,
+        "windowLayers": model.window_layers,
+        "window": model.window,
     }
     return {
         "source": source,
@@ -375,6 +379,7 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
         return None
     shape = raw.get("shape")
     shape = shape if isinstance(shape, Mapping) else {}
-    numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext", "loraLine")]
+    names = ("layers", "kvHeads", "headDim", "maxContext", "loraLine", "windowLayers", "window")
+    numbers = [shape.get(key) for key in names]
     revision, digest, path, serve = (str(text) for text in texts)
     return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))

@@ -21,6 +21,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.engine.messages import encode
 from stoker_runtime.engine.outbound import step_message
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.offline.llm import LLM
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.limits import SchedulerConfig
@@ -94,6 +95,7 @@ class Idle:
 
     host_pages, host_page_tokens, page_size, verify_tokens = 0, 0.0, 64, 0
     keeps_states = False
+    sight: Sight | None = None
     max_model_len, max_num_batched_tokens = 8192, 8192
     eos_token_ids: tuple[int, ...] = ()
     vocab_size = VOCABULARY

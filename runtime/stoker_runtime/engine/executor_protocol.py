@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows, StepResult
 from stoker_runtime.weights.upload_ahead import UploadAhead
@@ -115,7 +116,8 @@ class Executor(Protocol):
     `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
     `adapters` is None where none are served. A batch verifies up to `drafting.tokens` drafts a slot and `verify_tokens`
     tokens in all; where it is None no batch does. `draft_costs` is None unless a model drafts, which keeps pages of its
-    own under the same numbers and computes the `catch_ups` of a batch.
+    own under the same numbers and computes the `catch_ups` of a batch. `sight` is None unless layers with a window give
+    up pages: a batch's updates name further page tables then, one for each of its `parts`.
     """
 
     num_pages: int
@@ -129,6 +131,7 @@ class Executor(Protocol):
     vocab_size: int
     drafting: Drafting | None
     verify_tokens: int
+    sight: Sight | None
 
     @property
     def keeps_states(self) -> bool:

@@ -153,6 +153,7 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         max_queued=config.max_queued,
         prefix_caching=config.enable_prefix_caching and not executor.keeps_states,
         shares_prompts=not executor.keeps_states,
+        sight=executor.sight,
         seed=config.seed,
         journal=journal,
         drafts=executor.drafting.tokens if executor.drafting else 0,

@@ -8,7 +8,7 @@ Knows nothing of who owns pages and slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ KV_TORCH_DTYPES = {
 }
 
 
-def kv_arena(config: EngineConfig, spec: ModelSpec, pages: int, device: torch.device) -> torch.Tensor:
-    """`[layers that attend, caches, pages, Hkv, B, D]` of a resolved `config`, blank."""
-    shape = (len(spec.attending), spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
+def kv_arena(
+    config: EngineConfig, spec: ModelSpec, pages: int, device: torch.device, depth: int | None = None
+) -> torch.Tensor:
+    """`[layers of a page, caches, pages, Hkv, B, D]` of a resolved `config`, blank: all that attend, or `depth`."""
+    layers = len(spec.attending) if depth is None else depth
+    shape = (layers, spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
     # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
     return zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
 
@@ -43,12 +46,15 @@ def state_arena(slots: int, spec: ModelSpec, dtype: torch.dtype, device: torch.d
 
 
 def kept_by_layer(
-    spec: ModelSpec, pages: torch.Tensor, states: tuple[torch.Tensor, ...]
+    spec: ModelSpec, pages: Iterable[torch.Tensor], states: tuple[torch.Tensor, ...]
 ) -> list[tuple[torch.Tensor, ...]]:
-    """What each layer reads and writes, as `Decoder.forward` takes it: its caches, its states, or nothing."""
+    """What each layer reads and writes, as `Decoder.forward` takes it: its caches, its states, or nothing.
+
+    `pages` are the caches of each layer that attends.
+    """
     if spec.recurrent is None:
         return [tuple(layer) for layer in pages]
-    caches: Iterator[torch.Tensor] = iter(pages)
+    caches = iter(pages)
     held = zip(*states, strict=True)
     found: list[tuple[torch.Tensor, ...]] = []
     for mixer in spec.recurrent.mixers:

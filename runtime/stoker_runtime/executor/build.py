@@ -45,6 +45,7 @@ from stoker_runtime.executor.resolve import (
     resolve,
 )
 from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes, state_bytes
+from stoker_runtime.executor.windows.layout import kv_layout, log_layout
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
@@ -207,6 +208,7 @@ def _build(
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
         plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.overhead / GIB,
     )  # fmt: skip
+    log_layout(kv_layout(config, spec), config, spec)
     if spec.recurrent is not None:
         log_states(config, spec)
     if spec.head_kind:

@@ -37,6 +37,7 @@ from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import StepShape, pack_ragged, sampled_rows
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE, Sampler
@@ -80,7 +81,9 @@ class Executor:
         self.drafting = config.drafting
         self.verify_tokens = verify_tokens(config)
         self.start_seconds: dict[str, float] = {}
-        self.arena = kv_arena(config, spec, plan.pages, device)
+        layout = kv_layout(config, spec)
+        self.sight = layout.sight
+        self.arena = kv_arena(config, spec, plan.pages, device, layout.depth)
         self.drafter = drafter
         # A page is one of each arena.
         arenas = (self.arena,) if drafter is None else (self.arena, *drafter.arenas)
@@ -159,12 +162,14 @@ class Executor:
             # The same slots may hold other sequences now: the next decode selects its way anew.
             self._decodes = ()
         if batch.page_updates:
-            packed = pack_updates((update.slot, update.start, update.pages) for update in batch.page_updates)
-            slots = self.body.slots
+            rows = self.max_num_seqs  # of a table: they lie behind one another
+            changed = ((each.table * rows + each.slot, each.start, each.pages) for each in batch.page_updates)
+            packed = pack_updates(changed)
+            slots, tables = self.body.slots, self.body.page_tables.flatten(0, 1)
             for at in range(0, len(packed), MAX_UPDATES):
                 part = packed[at : at + MAX_UPDATES]
                 self._update_staging.upload(part.reshape(-1), self._updates.view(-1))
-                apply_updates(self._updates[: len(part)], slots.page_table, slots.position, slots.last_token)
+                apply_updates(self._updates[: len(part)], tables, slots.position, slots.last_token)
 
     def _decode(self, batch: Batch) -> Launched:
         count = len(batch.decodes)
@@ -315,6 +320,7 @@ class Executor:
             **({"output_head": self.config.quantize_head} if self.config.quantize_head != "none" else {}),
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
+            **({"window": str(self.sight.window)} if self.sight is not None else {}),
             "host_pages": str(self.host_pages),
             **({"speculation": str(self.drafting)} if self.drafting is not None else {}),
             **({"draft_model": str(self.drafter.model)} if self.drafter is not None else {}),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.block_parts import PLANE_SCRATCH
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
@@ -21,8 +22,7 @@ from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
 
 GIB = 1024**3
-# What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
-# every kernel has run.
+# What loaded kernels, cuBLAS and small tensors take beside what is counted below: 400 MiB when every kernel has run.
 RESERVE_BYTES = 512 * 1024**2
 # From here on a GPU has room for wide and long steps: beside 7B they take 3.2 GiB in all, the others 1.7.
 LARGE_GPU_BYTES = 36 * GIB
@@ -336,13 +336,12 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 
 def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
     """What of a GPU may be in use, by Stoker and all others together."""
-    reserve = int(config.gpu_memory_reserve_gb * GIB)
-    return min(int(memory.total * config.gpu_memory_utilization), memory.total - reserve)
+    return int(min(memory.total * config.gpu_memory_utilization, memory.total - config.gpu_memory_reserve_gb * GIB))
 
 
 def page_bytes(config: EngineConfig, spec: ModelSpec, beside: Beside = NOTHING_BESIDE) -> int:
     """Bytes of one KV page of a resolved `config`: of all models that have a part of it."""
-    return (spec.kv_bytes_per_token(config.kv_cache_dtype) + beside.kv_of_a_token) * config.page_size
+    return (kv_layout(config, spec).kv_of_a_token + beside.kv_of_a_token) * config.page_size
 
 
 def plan_memory(
@@ -363,7 +362,8 @@ def plan_memory(
     page = page_bytes(config, spec, beside)
     workspace = max(workspace_bytes(config, spec), beside.workspace)
     plan = MemoryPlan(weights, workspace, max(graph_bytes(config, spec), beside.graphs), state, page, pages=0)
-    pages_for_one = -(-config.max_model_len // config.page_size)
+    layout = kv_layout(config, spec)
+    pages_for_one = layout.pages(config.max_model_len, config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)
     else:
@@ -394,7 +394,7 @@ def plan_memory(
     if wanted < pages_for_one and not config.num_gpu_blocks:
         raise ConfigError(
             f"max_model_len {config.max_model_len} needs {pages_for_one} KV pages, but {wanted} fit; "
-            f"set --max-model-len to {wanted * config.page_size} or less.",
+            f"set --max-model-len to {layout.tokens(wanted, config.page_size)} or less.",
             param="max_model_len",
         )
     return replace(plan, pages=wanted)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stoker_kernels.attention import attention_workspace_bytes
+from stoker_kernels.attention import attention_workspace_bytes, plan_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.adapters.memory import adapter_bytes
@@ -20,6 +20,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import ORDERED_ROWS
@@ -107,9 +108,12 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
+    tables = kv_layout(config, spec).tables
     return (
-        slots * (4 * pages + 64)
+        slots * (4 * tables * pages + 64)
         + ragged
+        + (tables - 1) * 8 * config.max_num_batched_tokens
+        + (plan_bytes(sampled_rows(config)) if tables > 1 else 0)
         + SamplingState.nbytes(slots, spec.vocab)
         + 4 * slots * mask_words(spec.vocab)
         + attention_workspace_bytes(sampled_rows(config), spec.heads, spec.attended_dim)
@@ -157,10 +161,17 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
             )
 
 
-def allocate_slots(slots: int, max_pages: int, device: torch.device) -> SlotTensors:
-    """Slot state for `slots` sequences of up to `max_pages` pages each."""
+def allocate_tables(tables: int, slots: int, max_pages: int, device: torch.device) -> torch.Tensor:
+    """Page tables `[tables, slots, pages]` for sequences of up to `max_pages` pages each."""
+    # Where there are several each begins at 16 bytes, as kernels that were compiled ahead expect.
+    pages = max_pages if tables == 1 else -(-max_pages // 4) * 4
+    return torch.zeros((tables, slots, pages), dtype=torch.int32, device=device)
+
+
+def allocate_slots(slots: int, page_table: torch.Tensor) -> SlotTensors:
+    """Slot state for `slots` sequences, whose pages stand in `page_table [slots, pages]`."""
     return SlotTensors(
-        last_token=torch.zeros(slots, dtype=torch.int32, device=device),
-        position=torch.zeros(slots, dtype=torch.int32, device=device),
-        page_table=torch.zeros((slots, max_pages), dtype=torch.int32, device=device),
+        last_token=torch.zeros(slots, dtype=torch.int32, device=page_table.device),
+        position=torch.zeros(slots, dtype=torch.int32, device=page_table.device),
+        page_table=page_table,
     )

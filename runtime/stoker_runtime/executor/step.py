@@ -10,7 +10,8 @@ Knows nothing of batches, uploads or read-back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -24,8 +25,10 @@ from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import sampled_rows
-from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
+from stoker_runtime.executor.state import RaggedBuffers, allocate_slots, allocate_tables
 from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.executor.windows.layout import kv_layout
+from stoker_runtime.executor.windows.tables import NearTables
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
@@ -52,8 +55,10 @@ class StepBody:
         self.adapters = adapters
         self.page_size = config.page_size
         self.states = state_arena(rows, spec, decoder.dtype, device)
-        self.kv = kept_by_layer(spec, arena, self.states)
-        self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
+        layout = kv_layout(config, spec)
+        self.kv = kept_by_layer(spec, [arena[place] for _, place in layout.places], self.states)
+        self.page_tables = allocate_tables(layout.tables, rows, -(-config.max_model_len // config.page_size), device)
+        self.slots = allocate_slots(rows, self.page_tables[0])
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
         self.sampler = make_sampler(rows, spec.vocab, device)
         self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
@@ -64,6 +69,10 @@ class StepBody:
         workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
         table, kv_dtype = self.slots.page_table, arena.dtype
         self._planner = AttentionPlanner(spec, decoder.dtype, kv_dtype, table, config.max_model_len, workspace)
+        self.near: NearTables | None = None
+        if layout.sight is not None:
+            dtypes, tables = (decoder.dtype, kv_dtype), self.page_tables[1:]
+            self.near = NearTables(layout, spec, dtypes, tables, tokens, config.max_model_len, workspace)
         self._arange = torch.arange(most + 1, dtype=torch.int32, device=device)
         drafting = config.drafting
         self.speculation = SpeculationState(config, drafting, device, drafter) if drafting is not None else None
@@ -77,7 +86,8 @@ class StepBody:
         layers = decoder.unlike_layers()
         self.decoder, self.kv = decoder.of_layers(layers), [kv[index] for index in layers]
         try:
-            yield
+            with nullcontext() if self.near is None else self.near.few_layers(layers):
+                yield
         finally:
             self.decoder, self.kv = decoder, kv
 
@@ -114,6 +124,8 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(row_slots, self._arange[: rows + 1])
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
+        if self.near is not None:
+            inputs = replace(inputs, pages=self.near.of_decode(row_slots, self.slots, self.page_size, out, meta))
         logits = self.decoder.logits(self._forward(inputs), self._logits[:rows], adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
@@ -161,6 +173,8 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_mixed(packed.row_slots, packed.query_start, tokens, extra_rows)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted, adapters)
+        if self.near is not None:
+            inputs = replace(inputs, pages=self.near.of_mixed(packed, self.slots, self.page_size, out, meta))
         hidden = self._forward(inputs)
         if adapters is not None and self.adapters is not None and extra_rows is not None:
             adapters = self.adapters.of_rows(rows)

@@ -22,7 +22,8 @@ from stoker_runtime.models.spec import ModelSpec
 
 def shape_of(path: Path) -> dict[str, int]:
     """{"layers", "kvHeads", "headDim", "maxContext"} of a published folder or GGUF file, and "loraLine", what one rank
-    of an adapter takes, where it can have adapters; {} when it does not say.
+    of an adapter takes, where it can have adapters, and "windowLayers" and "window" where some layers look back no more
+    than that; {} when it does not say.
     """
     try:
         spec = build_spec(read_source(str(path)))
@@ -41,11 +42,14 @@ def shape_of(path: Path) -> dict[str, int]:
 def _of_spec(spec: ModelSpec) -> dict[str, int]:
     # The fit counts keys and values: one cache of latents is as large as two caches of half its width.
     width = spec.head_dim if spec.caches == 2 else -(-spec.head_dim // 2)
+    near = [spec.windows[layer] for layer in spec.attending if spec.windows[layer]]
+    mixed = {"windowLayers": len(near), "window": max(near)} if 0 < len(near) < len(spec.attending) else {}
     return {
         "layers": len(spec.attending),
         "kvHeads": spec.kv_heads,
         "headDim": width,
         "maxContext": spec.max_position,
+        **mixed,
     }
 
 

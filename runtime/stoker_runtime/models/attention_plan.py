@@ -24,8 +24,13 @@ class AttentionPlanner:
         page_table: torch.Tensor,
         max_model_len: int,
         workspace: AttentionWorkspace,
+        *,
+        window: int | None = None,
     ) -> None:
-        """`page_table [slots, pages]` int32; `workspace` of `attention_workspace`, for the widest step."""
+        """`page_table [slots, pages]` int32; `workspace` of `attention_workspace`, for the widest step.
+
+        `window`: the widest of the layers that it plans for; None: of all.
+        """
         self._spec = spec
         self._dtype = dtype
         self._kv_dtype = kv_dtype
@@ -33,7 +38,8 @@ class AttentionPlanner:
         self._max_model_len = max_model_len
         self._workspace = workspace
         # A window bounds the plan only if every layer has one.
-        self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
+        widest = 0 if 0 in spec.windows else max(spec.windows)
+        self._widest_window = widest if window is None else window
 
     def plan(
         self,

@@ -224,6 +224,7 @@ class Decoder:
         if spec.attention_gate:
             qkv, gate = qkv.split((spec.q_size + 2 * spec.kv_size, spec.q_size), dim=1)
         k_cache, v_cache = cache
+        pages = inputs.of_layer(index)
         k_scale, v_scale = self._cache_scales(index, k_cache)
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
@@ -232,7 +233,7 @@ class Decoder:
         query = qk_norm_rope_kv_write(
             qkv,
             inputs.positions,
-            inputs.slot_mapping,
+            pages.slot_mapping,
             self._cos_sin[index],
             k_cache,
             v_cache,
@@ -251,7 +252,7 @@ class Decoder:
             query,
             k_cache,
             v_cache,
-            inputs.attention,
+            pages.attention,
             scale=spec.attention_scale,
             window=spec.windows[index],
             softcap=spec.attention_softcap,

@@ -79,13 +79,21 @@ class StateTaps:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesOfLayer:
+    """Where a layer's keys and values go, `slot_mapping [T]` as of `ForwardInputs`, and what its attention reads."""
+
+    slot_mapping: Tensor
+    attention: AttentionMeta
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardInputs:
     """`T` tokens of `S` rows, flattened row after row.
 
     `ids`, `positions`: `[T]` int32. `slot_mapping`: `[T]` int64, page · page_size + offset where the token's
     key and value go; -1 writes nothing. `logits_rows`: indices into the `T` tokens whose hidden state is wanted,
     int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one. `taps`: None
-    where nothing drafts from the model's states.
+    where nothing drafts from the model's states. `pages`: of each layer, where not all have the same; else ().
     """
 
     ids: Tensor
@@ -95,3 +103,8 @@ class ForwardInputs:
     logits_rows: Tensor | None = None
     adapters: AdapterInputs | None = None
     taps: StateTaps | None = None
+    pages: tuple[PagesOfLayer, ...] = ()
+
+    def of_layer(self, index: int) -> ForwardInputs | PagesOfLayer:
+        """What says where the pages of layer `index` are."""
+        return self.pages[index] if self.pages else self

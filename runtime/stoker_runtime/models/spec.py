@@ -331,9 +331,10 @@ class ModelSpec:
         parts = ((stored_bytes(each, dtype, quantization), each.role) for each in self.parameters())
         return round(sum(size * read.get(role, 1.0) for size, role in parts))
 
-    def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of keys and values, or of latents, that one token holds over all layers that attend."""
-        return self.caches * len(self.attending) * self.kv_size * ITEM_BYTES[kv_dtype]
+    def kv_bytes_per_token(self, kv_dtype: str, layers: int | None = None) -> int:
+        """Bytes of keys and values, or of latents, that one token holds over all layers that attend, or so many."""
+        count = len(self.attending) if layers is None else layers
+        return self.caches * count * self.kv_size * ITEM_BYTES[kv_dtype]
 
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""

@@ -49,7 +49,7 @@ class Wire:
                 _put(numbers, chunk.targets)
         numbers.append(len(batch.page_updates))
         for update in batch.page_updates:
-            numbers.extend((update.slot, update.start))
+            numbers.extend((update.slot, update.start, update.table))
             _put(numbers, update.pages)
         for name in PAIR_FIELDS:
             _put(numbers, tuple(number for pair in getattr(batch, name) for number in pair))
@@ -72,7 +72,7 @@ class Wire:
             self._decodes = _take(numbers)
         drafts, caps = next(numbers), _take(numbers)
         prefills, catch_ups = _chunks(numbers), _chunks(numbers)
-        updates = tuple(PageUpdate(next(numbers), next(numbers), _take(numbers)) for _ in range(next(numbers)))
+        updates = tuple(_update(numbers) for _ in range(next(numbers)))
         pairs: dict[str, Any] = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
         assigns = pickle.loads(message[end:]) if len(message) > end else ()
         return Batch(
@@ -101,6 +101,11 @@ def adapter_message(order: AdapterOrder) -> bytes:
 def split_number(number: int) -> tuple[int, int]:
     """A number of up to 62 bits in two of 31."""
     return number & 0x7FFFFFFF, number >> 31
+
+
+def _update(numbers: Iterator[int]) -> PageUpdate:
+    slot, start, table = next(numbers), next(numbers), next(numbers)
+    return PageUpdate(slot, start, _take(numbers), table)
 
 
 def _put(numbers: array[int], values: tuple[int, ...]) -> None:

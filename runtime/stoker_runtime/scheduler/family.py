@@ -39,6 +39,16 @@ class Families:
             if not members:
                 del self._members[key]
 
+    def origin(self, sequence: Sequence, covered: int, draft: Draft) -> Sequence | None:
+        """Whom `sequence` takes its prompt from, of which `covered` positions are cached: another one; itself if it
+        should wait for that; None for the cache.
+        """
+        wanted = sequence.prompt_length - 1
+        if sequence.stored is not None or sequence.scored < wanted or covered >= wanted:
+            return None
+        source = self.source(sequence, draft)
+        return sequence if source is None and self.is_coming(sequence) else source
+
     def source(self, sequence: Sequence, draft: Draft) -> Sequence | None:
         """A member, not `sequence`, whose prompt was computed by the steps before this one."""
         return next((each for each in self._others(sequence) if _is_ready(each, draft)), None)

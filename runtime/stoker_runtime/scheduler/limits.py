@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from stoker_runtime.drafts.settings import DraftCosts
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.kvcache.journal import CacheJournal
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.request import MAX_ADJUSTED, Request, SamplingParams
 
 MAX_PRIORITY = 1 << 53
@@ -30,6 +31,7 @@ class SchedulerConfig:
     A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
     all, of fewer than `draft_batch_limit` sequences (0: of any number). `draft_costs`: a model drafts, at these costs.
     `shares_prompts`: pages are all that a sequence has of its prompt, so that others of its family may take them.
+    `sight`, unless None: layers with a window give up pages that it does not reach, which are pages of their own.
     """
 
     num_pages: int
@@ -52,6 +54,7 @@ class SchedulerConfig:
     draft_batch_limit: int = 0
     draft_costs: DraftCosts | None = None
     shares_prompts: bool = True
+    sight: Sight | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""
@@ -65,7 +68,8 @@ class SchedulerConfig:
     @property
     def max_tokens(self) -> int:
         """Tokens that one sequence can have: by the model, and by all pages when it runs alone."""
-        return min(self.max_model_len, self.num_pages * self.page_size)
+        held = self.num_pages * self.page_size if self.sight is None else self.sight.tokens(self.num_pages)
+        return min(self.max_model_len, held)
 
 
 def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos_ids: int = 0) -> None:

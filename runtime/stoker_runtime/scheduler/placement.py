@@ -7,23 +7,27 @@ with them, in the prefix cache. Cached pages that the device gives up go to the 
 Invariants: a sequence has a slot exactly while it has pages, and its pages cover every position launched. Pages
 are offered to the prefix cache only after the step that fills them was launched. What is released may be named by
 the next batch at once: the device runs batches in order, so a step still in flight is over before it is reused.
+Where layers with a window give up pages, `near.py` keeps the books of theirs; there is no host pool then, sequences of
+a family share the prefix cache alone, and a prompt's last page is always computed.
 Knows nothing of policies, budgets or outcomes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.journal import PagesCached
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER, AdapterSlots
 from stoker_runtime.scheduler.draft import Draft
 from stoker_runtime.scheduler.limits import SchedulerConfig
-from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
+from stoker_runtime.scheduler.near import NearPages
+from stoker_runtime.scheduler.sequence import NO_SLOT, Place, Sequence
 from stoker_runtime.step.batch import PageUpdate
 
 
@@ -34,15 +38,26 @@ class Found:
     device: list[int]
     host: list[int]
     covered: int
+    near: list[Place] = field(default_factory=list)
+    """Of layers with a window that give up pages: those in sight of what follows, on the device."""
 
 
 class Placement:
     """Slots and pages of one device, and the host's pages where there is a pool."""
 
     def __init__(
-        self, pages: PageManager, num_slots: int, host: HostPool | None = None, adapter_slots: int = 0
+        self,
+        pages: PageManager,
+        num_slots: int,
+        host: HostPool | None = None,
+        adapter_slots: int = 0,
+        sight: Sight | None = None,
     ) -> None:
+        assert host is None or sight is None, "the host pool knows nothing of pages that are given up"
         self.pages = pages
+        self.near = None if sight is None else NearPages(pages, sight)
+        self.growth = 1 if sight is None else 1 + sight.parts
+        """Pages that the next `page_size` tokens of a sequence take."""
         self.adapters = AdapterSlots(adapter_slots)
         self.host = host
         if host is not None:
@@ -72,7 +87,7 @@ class Placement:
             pages.drafted = DraftedPages()
             if host is not None:
                 host.drafted = pages.drafted
-        return cls(pages, config.max_num_seqs, host, config.adapter_slots)
+        return cls(pages, config.max_num_seqs, host, config.adapter_slots, config.sight)
 
     def lookup(self, sequence: Sequence) -> Found:
         """What `sequence` may start from, not yet acquired.
@@ -87,6 +102,10 @@ class Placement:
             if sequence.scored < sequence.prompt_length - 1:
                 limit = min(limit, sequence.scored // size)
         device = self.pages.match(keys, limit)
+        if self.near is not None:
+            device = device[: min(len(device), (len(sequence.tokens) - 1) // size)]
+            device = device[: self.near.covered(keys, len(device))]
+            return Found(device, [], len(device) * size, self.near.found(keys, len(device)))
         at = len(device)
         if host is None:
             return Found(device, [], at * size)
@@ -107,13 +126,14 @@ class Placement:
         """How many of the pages that are `available` it would take to place `sequence`, a copy of the last included."""
         size, total = self.pages.page_size, len(sequence.tokens)
         fresh = self.pages.pages_for(total) - len(found.device) + (len(found.device) * size == total)
-        return fresh + self.pages.idle_among(found.device)
+        near = 0 if self.near is None else self.near.wanted(total, found.near)
+        return fresh + near + self.pages.idle_among(found.device)
 
     @property
     def room(self) -> int:
         """Pages that a new sequence may take: not the last ones, lest it is preempted right after its prefill."""
         running = self.num_slots - len(self.free_slots)
-        return self.pages.available - min(running, self.pages.num_pages // 100)
+        return self.pages.available - min(running * self.growth, self.pages.num_pages // 100)
 
     def place(self, sequence: Sequence, found: Found, source: Sequence | None, draft: Draft) -> bool:
         """Give a slot and pages for every known token; False when there is no room.
@@ -131,9 +151,12 @@ class Placement:
         if whole and room - pages.idle_among(cached) < 1:
             cached, whole, covered = cached[:-1], False, total - pages.page_size
         fresh = pages.pages_for(total) - len(cached)
-        if fresh + whole > room - pages.idle_among(cached):
+        near = 0 if self.near is None else self.near.wanted(total, found.near)
+        if fresh + near + whole > room - pages.idle_among(cached):
             return False
         pages.acquire(cached)
+        if self.near is not None:
+            self.near.enter(sequence, found.near, len(cached))
         sequence.pages = cached + self._blank(sequence, found.host, fresh)
         sequence.published = len(cached)
         sequence.computed = min(covered, total - 1)
@@ -187,11 +210,27 @@ class Placement:
         self.set_event(sequence)
         draft.assigns.append(sequence.assign())
         draft.page_updates.append(PageUpdate(sequence.slot, 0, tuple(sequence.pages)))
+        if self.near is not None:
+            self.near.tell(sequence, draft)
+
+    def reach(self, sequence: Sequence, stop: int, draft: Draft) -> int:
+        """How far towards position `stop` its pages reach, or can be made to."""
+        return stop if self.near is None else self.near.reach(sequence, stop, draft)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Its chunk was launched: the pages can be shared, and what is out of sight from its end is given up."""
+        self.publish(sequence)
+        if self.near is not None:
+            self.near.give_up(sequence)
 
     def grow(self, sequence: Sequence, draft: Draft) -> bool:
-        """One more page; False when there is none."""
-        if self.pages.available < 1:
+        """One more page, and with them those of layers with a window; False when there are none."""
+        if self.near is not None:
+            self.near.give_up(sequence)
+        if self.pages.available < self.growth:
             return False
+        if self.near is not None:
+            self.near.grow(sequence, draft)
         page = self.pages.allocate(1)[0]
         draft.page_updates.append(PageUpdate(sequence.slot, len(sequence.pages), (page,)))
         sequence.pages.append(page)
@@ -212,6 +251,8 @@ class Placement:
         if full > sequence.published:
             extend_keys(sequence.keys, sequence.tokens, pages.page_size, sequence.root)
             fresh = pages.publish(sequence.pages, sequence.keys, sequence.published, full)
+            if self.near is not None:
+                self.near.publish(sequence, sequence.published, full)
             if pages.journal is not None:
                 self._note(sequence, fresh)
             sequence.published = full
@@ -269,6 +310,8 @@ class Placement:
         self.adapters.release(sequence.request.adapter)
         sequence.adapter_slot = NO_ADAPTER
         self.pages.release(sequence.pages)
+        if self.near is not None:
+            self.near.release(sequence)
         sequence.slot = NO_SLOT
         sequence.pages = []
         sequence.published = sequence.drafted = 0
@@ -317,9 +360,11 @@ class Placement:
             upper = sequence.computed + sequence.ahead
             assert upper <= self.capacity(sequence), f"{sequence.request.id} outgrew its pages"
             assert sequence.stored is None, f"{sequence.request.id} runs and is stored on the host"
+            if self.near is not None:
+                self.near.check(sequence)
         placed = [(sequence.request.adapter, sequence.adapter_slot) for sequence in sequences]
         self.adapters.check(placed, (sequence.request.adapter for sequence in waiting))
-        self.pages.check([*(sequence.pages for sequence in sequences), self._copy_sources])
+        self.pages.check([*(sequence.all_pages for sequence in sequences), self._copy_sources])
         stored = [sequence.stored for sequence in waiting if sequence.stored is not None]
         assert len(stored) == self.swapped, "sequences on the host are miscounted"
         if self.host is not None:

@@ -28,7 +28,7 @@ from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
 from stoker_runtime.scheduler.family import Families
 from stoker_runtime.scheduler.integrity import check_lists
 from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
-from stoker_runtime.scheduler.placement import Found, Placement
+from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import DISPLACING, POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
@@ -53,7 +53,7 @@ class Scheduler:
         self._order = POLICIES[config.policy]
         self._displacing = config.policy in DISPLACING
         self.speculation = Speculation.of(config, self._placement)
-        self._families = Families(shared=config.shares_prompts)
+        self._families = Families(shared=config.shares_prompts and config.sight is None)
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []
@@ -211,7 +211,7 @@ class Scheduler:
         self._placement.settle_copies()
         for sequence in self._launched_prefills:
             if sequence.slot >= 0:
-                self._placement.publish(sequence)
+                self._placement.settle(sequence)
         self._launched_prefills = ()
         for sequence in self._ending:
             if sequence.slot >= 0:
@@ -265,7 +265,7 @@ class Scheduler:
         if not sequence.is_ready or not self._placement.adapters.has_room(sequence.request.adapter):
             return None
         found = self._placement.lookup(sequence)
-        if self._source(sequence, found, draft) is sequence:
+        if self._families.origin(sequence, found.covered, draft) is sequence:
             return None
         return self._placement.pages_wanted(sequence, found), len(sequence.tokens) - found.covered
 
@@ -291,6 +291,10 @@ class Scheduler:
                 self._add_chunk(sequence, draft)
             else:
                 self._prefilling.append(sequence)
+        while not draft.decodes and not draft.chunks and len(self._prefilling) > 1:
+            # No page is left for any chunk: the last one leaves its own to the first.
+            self._preempt(self._prefilling[-1], draft)
+            self._add_chunk(self._prefilling.pop(0), draft)
 
     def _admit(self, draft: Draft, before: int | None = None) -> None:
         """Admit those who wait, in order; with `before`, only those of a lower `priority`."""
@@ -308,7 +312,7 @@ class Scheduler:
                 deferred.append(sequence)
                 continue
             found = placement.lookup(sequence)
-            source = self._source(sequence, found, draft)
+            source = self._families.origin(sequence, found.covered, draft)
             if source is sequence or placement.is_being_computed(sequence, found, draft):
                 deferred.append(sequence)
             elif placement.place(sequence, found, source, draft):
@@ -320,14 +324,6 @@ class Scheduler:
         for sequence in deferred:
             waiting.push(sequence)
 
-    def _source(self, sequence: Sequence, found: Found, draft: Draft) -> Sequence | None:
-        """Whom `sequence` takes its prompt from: another one; itself if it should wait for that; None for the cache."""
-        covered = sequence.prompt_length - 1
-        if sequence.stored is not None or sequence.scored < covered or found.covered >= covered:
-            return None
-        source = self._families.source(sequence, draft)
-        return sequence if source is None and self._families.is_coming(sequence) else source
-
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admitted is None:
             sequence.admitted = self._clock()
@@ -335,12 +331,16 @@ class Scheduler:
             self._prompt_tokens += sequence.prompt_length
 
     def _add_chunk(self, sequence: Sequence, draft: Draft) -> None:
-        """Run as many of the known tokens as fit; then the sequence goes on prefilling, decodes, or ends."""
+        """Run as many of the known tokens as fit, perhaps none; then it goes on prefilling, decodes, or ends."""
         start, known = sequence.computed, len(sequence.tokens)
         stop = min(known, start + draft.budget)
         last_scored = sequence.prompt_length - 1
         if start < sequence.scored < last_scored:
             stop = min(stop, sequence.scored)
+        stop = self._placement.reach(sequence, stop, draft)
+        if stop <= start:
+            insort(self._prefilling, sequence, key=_order)
+            return
         scores_to = min(stop, last_scored)
         targets = tuple(sequence.tokens[start + 1 : scores_to + 1]) if start >= sequence.scored else ()
         sequence.scored = max(sequence.scored, scores_to)

@@ -13,6 +13,7 @@ Knows nothing of other sequences.
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 
 from stoker_runtime.drafts.pace import RowPace
 from stoker_runtime.kvcache.host_pool import Stored
@@ -22,6 +23,8 @@ from stoker_runtime.step.batch import SlotAssign
 
 NO_SLOT = -1
 SEED_MASK = (1 << 63) - 1
+Place = tuple[int, ...]
+"""The pages that hold a page's tokens in layers with a window."""
 
 
 class Sequence:
@@ -47,6 +50,8 @@ class Sequence:
         "keys",
         "limit",
         "milestone",
+        "near",
+        "near_from",
         "order",
         "pace",
         "pages",
@@ -85,6 +90,9 @@ class Sequence:
         self.slot = NO_SLOT
         self.adapter_slot = NO_ADAPTER
         self.pages: list[int] = []
+        self.near: list[Place] = []
+        self.near_from = 0
+        """Where layers with a window give up pages: those that they keep, from this place on (`near.py`)."""
         self.stored: Stored | None = None
         """What it computed before it was preempted, if that rests in host memory."""
         self.queued = False
@@ -134,6 +142,11 @@ class Sequence:
         """Whether sampling depends on the tokens so far."""
         params = self.params
         return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+    @property
+    def all_pages(self) -> list[int]:
+        """All pages that it holds."""
+        return [*self.pages, *chain.from_iterable(self.near)] if self.near else self.pages
 
     def assign(self) -> SlotAssign:
         """What the device must know when this sequence takes its slot."""

@@ -24,12 +24,12 @@ MAX_PASSED = 256
 class Clearance:
     """The room that running sequences leave if its `victims` go. It grows claim by claim."""
 
-    def __init__(self, placement: Placement, running: Iterable[Sequence], reserved: int) -> None:
-        """`reserved` pages are spoken for: what the running sequences need in this step."""
+    def __init__(self, placement: Placement, running: Iterable[Sequence], crossing: int) -> None:
+        """So many of the running sequences are `crossing` into another page in this step, which is spoken for."""
         self.victims: list[Sequence] = []
         self._pages = placement.pages
         self._left = sorted(running, key=lambda each: each.order)
-        self._room = placement.room - reserved
+        self._room = placement.room - crossing * placement.growth
         self._slots = len(placement.free_slots)
         self._released: Counter[int] = Counter()
 
@@ -70,5 +70,6 @@ class Clearance:
 
     def _gain(self, victim: Sequence, released: Counter[int]) -> int:
         """Pages that become available when `victim` leaves after those that are counted in `released`."""
-        released.update(victim.pages)
-        return sum(1 for page in victim.pages if released[page] == self._pages.references(page))
+        pages = victim.all_pages
+        released.update(pages)
+        return sum(1 for page in pages if released[page] == self._pages.references(page))

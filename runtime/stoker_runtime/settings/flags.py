@@ -189,6 +189,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("cpu-kv-gb", "cpu_kv_gb", number(0.0), MEMORY, "GiB of KV cache when the device is the CPU", "GIB"),
     Flag("cpu-threads", "cpu_threads", integer(0), MEMORY, "threads that compute on a CPU; 0: by its quota", "N"),
     Flag("block-size", "page_size", integer(0), MEMORY, "tokens of a KV page: 16, 32, 64 or 128; 0: chosen", "TOKENS"),
+    Flag(
+        "disable-hybrid-kv-cache-manager",
+        "disable_hybrid_kv_cache_manager",
+        switch,
+        MEMORY,
+        "let layers with a window keep the KV pages of whole sequences",
+    ),
     Flag("kv-cache-dtype", "kv_cache_dtype", choice(KV_DTYPES), MEMORY, "type of the KV cache", "|".join(KV_DTYPES)),
     Flag(
         "tensor-parallel-size",

@@ -49,11 +49,15 @@ class SlotAssign:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:
-    """Page-table entries `[start, start + len(pages))` of `slot` become `pages`."""
+    """Entries `[start, start + len(pages))` of `slot` in the page table number `table` become `pages`.
+
+    There is more than table 0 where layers with a window give up pages (`executor/windows/layout.py`).
+    """
 
     slot: int
     start: int
     pages: tuple[int, ...]
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True)

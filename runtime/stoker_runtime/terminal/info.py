@@ -230,6 +230,7 @@ def model_lines(
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
+    from stoker_runtime.executor.windows.layout import kv_layout
 
     draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE
@@ -237,7 +238,10 @@ def model_lines(
     host = plan_host(config, spec, free_host_memory, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
     plan = plan_memory(config, spec, device, weights, state, beside)
-    tokens = plan.pages * config.page_size
+    layout = kv_layout(config, spec)
+    # Of layers that give up pages there is no one number of tokens: it is that of the longest sequences.
+    fitting = plan.pages / layout.pages(config.max_model_len, config.page_size)
+    tokens = plan.pages * config.page_size if layout.sight is None else int(fitting * config.max_model_len)
     # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
     needed = plan.weights + plan.overhead + plan.kv_bytes + host.nbytes
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -256,10 +260,31 @@ def model_lines(
         ("workspace", gib(plan.overhead)),
         *([("draft model", f"{draft}; {gib(draft.weights)} of the weights")] if draft else []),
         ("KV of a token", f"{plan.page_bytes / config.page_size / 1024:.1f} KiB"),
+        *window_lines(spec, config),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
         *([("adapters", describe_adapters(config, spec))] if config.enable_lora else []),
         ("host pool", describe_host(host, config.page_size)),
-        ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
+        ("fits", shortage or f"{fitting:.1f} sequences of {config.max_model_len:,} tokens"),
+    ]
+
+
+def window_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
+    """Of layers with a window what a sequence keeps in them, or why that is all of it."""
+    from stoker_runtime.executor.windows.layout import kv_layout
+
+    layout = kv_layout(config, spec)
+    if layout.kept:
+        return [("windows", f"layers with one keep the pages of whole sequences: {layout.kept}")]
+    if (sight := layout.sight) is None:
+        return []
+    near, token = len(spec.attending) - layout.depth, spec.kv_bytes_per_token(config.kv_cache_dtype, layout.depth)
+    most = sight.parts * sight.most(-(-config.max_model_len // config.page_size)) * config.page_size * token
+    return [
+        (
+            "windows",
+            f"{near} of {len(spec.attending)} layers look back {sight.window:,} tokens and give up the rest: "
+            f"{most / 2**20:.1f} MiB a sequence; KV of a token is that of the other {layout.depth}",
+        )
     ]
 
 

@@ -8,7 +8,7 @@ Knows nothing of what is checked.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from stoker_kernels.attention.meta import AttentionMeta, attention_workspace
 
 NO_PAGE = 1_000_000
+READ_BLOCK = 64  # keys that are read together, at most
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,23 @@ def random_batch(
         k_scale if shape.fp8 else None,
         v_scale if shape.fp8 else None,
     )
+
+
+def give_up(batch: AttentionBatch, window: int) -> AttentionBatch:
+    """The batch where pages that lie behind their row's window were given up, those of the first block it reads apart.
+
+    They are NaN, and the table names no page in their places.
+    """
+    size, table = batch.k.shape[2], batch.meta.page_table.clone()
+    k, v = batch.k.clone(), batch.v.clone()
+    gone: list[int] = []
+    for slot, (tokens, keys) in zip(batch.meta.seq_slots.tolist(), batch.rows, strict=True):
+        behind = max(keys - tokens - window + 1, 0) // READ_BLOCK * READ_BLOCK // size
+        gone += table[slot, :behind].tolist()
+        table[slot, :behind] = NO_PAGE
+    assert gone, "nothing is out of sight"
+    for cache in (k, v):
+        # By 8 bits where they are e4m3, of which not all operations know: 0x7F is NaN.
+        bits = cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
+        bits[gone] = 0x7F if cache.dtype is torch.float8_e4m3fn else float("nan")
+    return replace(batch, k=k, v=v, meta=replace(batch.meta, page_table=table))

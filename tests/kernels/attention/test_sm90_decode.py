@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
+from tests.kernels.attention.batches import AttentionBatch, Shape, give_up, random_batch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
@@ -71,6 +71,15 @@ def test_rows_of_many_pages_match(kernels: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("plan", [Plan(2), Plan(2, window=70), Plan(9, window=100), Plan(1, True, 70)], ids=str)
 def test_a_window_matches(kernels: ctypes.CDLL, plan: Plan) -> None:
     check(kernels, shape(64, 2, 4, BF16), [1, 0, 70, 71, 300, 129, 192], plan, window=70)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_pages_that_were_given_up_are_not_read(kernels: ctypes.CDLL, page: int, cache: torch.dtype) -> None:
+    batch = random_batch(shape(page, 2, 3, cache), [(1, n) for n in (1, 0, 300, 129, 520)], decodes=5)
+    plan = Plan(2, window=70)
+    want = run(kernels, batch, plan, window=70)
+    assert torch.equal(run(kernels, give_up(batch, 70), plan, window=70), want)
 
 
 def test_sinks_and_soft_cap_match(kernels: ctypes.CDLL) -> None:

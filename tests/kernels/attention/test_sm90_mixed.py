@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
+from tests.kernels.attention.batches import AttentionBatch, Shape, give_up, random_batch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
@@ -118,6 +118,15 @@ def test_each_page_and_group_matches(
 def test_a_window_matches(kernels: ctypes.CDLL, cache: torch.dtype) -> None:
     for plan in (Plan(3), Plan(2, window=100)):
         check(kernels, shape(64, 2, 4, cache), [300, 71], [(40, 40), (30, 260), (20, 90)], plan, window=70)
+
+
+@both_caches
+@pytest.mark.parametrize("page", [32, 64])
+def test_pages_that_were_given_up_are_not_read(kernels: ctypes.CDLL, page: int, cache: torch.dtype) -> None:
+    rows = [*((1, keys) for keys in (300, 71)), (40, 40), (30, 260), (20, 490)]
+    batch, plan = random_batch(shape(page, 1, 4, cache), rows, decodes=2), Plan(2, window=70)
+    want = run(kernels, batch, plan, window=70)
+    assert torch.equal(run(kernels, give_up(batch, 70), plan, window=70), want)
 
 
 @both_caches

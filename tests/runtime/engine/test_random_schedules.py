@@ -13,6 +13,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, EngineError, RequestError
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
@@ -52,12 +53,16 @@ class StumblingExecutor(UniformExecutor):
 class Scenario:
     """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
 
-    def __init__(self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0, model: bool = False) -> None:
+    def __init__(
+        self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0, model: bool = False, near: bool = False
+    ) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
+        pages, page_size = rng.choice([3, 6, 12, 24, 48]), rng.choice([1, 2, 4, 8])
+        sight = Sight(rng.choice([1, 3, 8, 20]), rng.randint(1, 4), page_size, rng.choice([1, 4, 16])) if near else None
         self.executor = StumblingExecutor(
-            num_pages=rng.choice([3, 6, 12, 24, 48]),
-            page_size=rng.choice([1, 2, 4, 8]),
+            num_pages=pages if sight is None else pages + sight.parts * rng.randint(1, 24),
+            page_size=page_size,
             max_num_seqs=slots,
             max_model_len=rng.choice([24, 64, 200]),
             max_num_batched_tokens=slots + rng.choice([0, 1, 7, 32]),
@@ -66,6 +71,7 @@ class Scenario:
             host_page_tokens=rng.choice([0.0, 0.0, 1.5]) if swap else 0.0,
             drafting=Drafting("ngram", drafts, 1, 4) if drafts else None,
             draft_costs=DraftCosts(0.1, 0.001) if model else None,
+            sight=sight,
         )
         config = EngineConfig(
             model="uniform",

@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.executor_protocol import DeviceSleeper
 from stoker_runtime.errors import ModelError
+from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
 from stoker_runtime.step.result import MaskRows, StepResult
 
 if TYPE_CHECKING:
     from tests.runtime.engine.draft_pages import DraftPages
+    from tests.runtime.engine.near_device import NearDevice
 
 
 @dataclass
@@ -137,6 +139,7 @@ class UniformExecutor:
         drafting: Drafting | None = None,
         sleeper: DeviceSleeper | None = None,
         draft_costs: DraftCosts | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.host_pages = host_pages
@@ -152,6 +155,8 @@ class UniformExecutor:
         self.drafting = drafting
         self.sleeper = sleeper
         self.draft_costs = draft_costs
+        self.sight = sight
+        self.near: NearDevice | None = None
         self.draft_pages: DraftPages | None = None
         if draft_costs is not None:
             # Here, since engine processes of other tests run this file where there is no package of tests.
@@ -167,6 +172,10 @@ class UniformExecutor:
         self.slots: dict[int, Slot] = {}
         self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.host: list[list[int | None] | None] = [None] * host_pages
+        if sight is not None:
+            from tests.runtime.engine.near_device import NearDevice
+
+            self.near = NearDevice(sight, self.kv)
         self.unread: deque[UniformLaunched] = deque()
         self.batches = 0
         self.sampled = 0
@@ -188,11 +197,17 @@ class UniformExecutor:
         for assign in batch.assigns:
             self._verify_history(assign)
             self.slots[assign.slot] = Slot(assign)
+            if self.near is not None:
+                self.near.assign(assign.slot)
         for update in batch.page_updates:
             assert update.pages, "an empty page update"
             for index, page in enumerate(update.pages, update.start):
                 assert 0 <= page < self.num_pages, f"page {page} does not exist"
-                self.slots[update.slot].pages[index] = page
+                if update.table:
+                    assert self.near is not None, "a further table where no layer gives up pages"
+                    self.near.map(update.slot, update.table, index, page)
+                else:
+                    self.slots[update.slot].pages[index] = page
         self._swap(batch)
         for source, destination in batch.copies:
             self.kv[destination] = list(self.kv[source])
@@ -304,6 +319,8 @@ class UniformExecutor:
             for index in range((stop - 1) // self.page_size + 1):
                 page = self.slots[slot].pages[index]
                 assert written.get(page, slot) == slot, f"page {page} is read by {slot} and written by another"
+        if self.near is not None:
+            self.near.verify_writers(self._rows(batch), written)
 
     def _rows(self, batch: Batch) -> list[tuple[int, int, int]]:
         starts = [(slot, self.slots[slot].position) for slot in batch.decodes]
@@ -364,10 +381,14 @@ class UniformExecutor:
             for position in range(start):
                 fingerprint = hash((fingerprint, true[position]))
                 assert self._entry(slot, position) == fingerprint, f"position {position} reads foreign KV"
+        if self.near is not None:
+            self.near.read(slot.assign.slot, start, lambda position: self._entry(slot, position))
         fingerprint = self._entry(slot, start - 1) or 0 if start else self._origin(slot)
         for position, token in enumerate(token_ids, start):
             fingerprint = hash((fingerprint, token))
             self.kv[slot.pages[position // self.page_size]][position % self.page_size] = fingerprint
+            if self.near is not None:
+                self.near.write(slot.assign.slot, position, fingerprint)
         slot.position = stop
         slot.last_token = None
 
@@ -382,7 +403,8 @@ class UniformExecutor:
         return self.kv[slot.pages[position // self.page_size]][position % self.page_size]
 
     def _sample_into(self, slot: Slot, words: NDArray[np.int32] | None) -> int:
-        capacity = min(self.max_model_len, self.num_pages * self.page_size)
+        held = self.num_pages * self.page_size if self.sight is None else self.sight.tokens(self.num_pages)
+        capacity = min(self.max_model_len, held)
         # Whether an accepted run ended a sequence is known a step later, which costs a token that nobody gets.
         capacity += self.drafting is not None
         most = slot.assign.params.max_tokens + (self.drafting is not None)

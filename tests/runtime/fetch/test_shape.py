@@ -93,3 +93,10 @@ def test_sizes_by_the_architectures_own_names(  # the last: rows of A and column
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert tuple(shape_of(tmp_path).values()) == shape
+
+
+def test_layers_that_look_back_a_window_are_told_beside_those_that_see_everything() -> None:
+    found = shape_of(Path("shape:gpt-oss-20b"))
+    spec = build_spec(read_source("shape:gpt-oss-20b"))
+    assert (found["windowLayers"], found["window"]) == (sum(map(bool, spec.windows)), 128)
+    assert "window" not in shape_of(Path("shape:llama-3.1-8b"))

@@ -100,6 +100,23 @@ def test_crowding_caching_and_preemption_change_no_token(ranks: Ranks, tiny_chec
         assert stats.pages_used == 0
 
 
+def test_layers_with_a_window_give_up_pages_on_every_rank(ranks: Ranks, tiny_checkpoint: Checkpoint) -> None:
+    """Of seven layers six look back 9 tokens; texts are several blocks of keys long."""
+    model, rng = str(tiny_checkpoint("gemma3")), random.Random(3)
+    prompts = [[rng.randrange(3, 120) for _ in range(count)] for count in (170, 90, 12)]
+    params = [SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True) for _ in prompts]
+    sizes = {"max_model_len": 256, "num_gpu_blocks": 90, "max_num_seqs": 3, "max_num_batched_tokens": 50}
+    whole = alone(model, prompts, params, **sizes, disable_hybrid_kv_cache_manager=True, num_cpu_blocks=0)
+    with ranks(model, **sizes, tensor_parallel_size=2) as llm:
+        assert llm.engine.executor.sight is not None
+        assert llm.generate_tokens(prompts, params) == whole
+        llm.engine.scheduler.check()
+        assert llm.engine.stats().pages_used == 0
+    with ranks(model, **sizes, pipeline_parallel_size=2) as llm:
+        assert llm.engine.executor.sight is None
+        assert llm.generate_tokens(prompts, params) == whole
+
+
 def test_masks_and_logprobs_of_tokens_and_prompts(ranks: Ranks) -> None:
     """Masks come from the host in the middle of a step; prompts are scored in chunks, some of them in two portions."""
     prompt = [random.randrange(3, 250) for _ in range(180)]
