@@ -197,7 +197,7 @@ def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
         ({"kv_lora_rank": 0}, "kv_lora_rank is 0"),
-        ({"quantization_config": awq}, "latent attention in integers of 4 bits"),
+        ({"quantization_config": awq}, "self_attn.kv_b_proj in integers of 4 bits is not supported"),
         ({**v2, "norm_topk_prob": True}, "norm_topk_prob"),
         ({**v2, "norm_topk_prob": False, "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
     ]

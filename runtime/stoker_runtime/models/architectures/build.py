@@ -18,7 +18,6 @@ from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -62,12 +61,9 @@ def _unknown(architectures: Sequence[str]) -> str:
 def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
-    if spec.latent is not None and not isinstance(checkpoint, Fp8Checkpoint):
-        raise ModelError(
-            f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits or in FP8.",
-            param="quantization_config",
-        )
     for parameter in spec.parameters():
+        if parameter.role is Role.LATENT and not isinstance(checkpoint, Fp8Checkpoint):
+            _check_latents(checkpoint, parameter, row)
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
@@ -86,13 +82,26 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
 
 
+def _check_latents(checkpoint: QuantizedCheckpoint, parameter: Parameter, row: Architecture) -> None:
+    """Raises ModelError for what widens latents in other than 16 bits or FP8: both ways to attend read it head by head.
+    """
+    _, layer, field = parameter.name.split(".")
+    for name in row.layer_names[field].hf:
+        module = f"{row.layers}{layer}.{name.removesuffix('.weight')}"
+        if not checkpoint.leaves(module):
+            raise ModelError(
+                f"{module} in {checkpoint.described} is not supported; serve one that leaves it in 16 bits, or that is "
+                "in FP8.",
+                param="quantization_config",
+            )
+
+
 def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
     """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
     if isinstance(checkpoint, Fp8Checkpoint):
         return
-    problem: str | None = "integers of 4 bits are"
-    if isinstance(checkpoint, IntegerCheckpoint):
-        problem = checkpoint.scheme.experts_problem(parameter.shape[1])
+    scheme = checkpoint.scheme
+    problem = "integers of 4 bits are" if scheme is None else scheme.experts_problem(parameter.shape[1])
     if problem is not None:
         raise ModelError(
             f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "

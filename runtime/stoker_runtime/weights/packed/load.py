@@ -22,7 +22,7 @@ from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpo
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
-from stoker_runtime.weights.expert_places import IntegerExperts
+from stoker_runtime.weights.expert_places import Fp4Experts, IntegerExperts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import fp4_files, integer_files
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
@@ -199,13 +199,16 @@ def _store(
     futures: list[Future[None]],
 ) -> None:
     lanes.join(futures)
+    experts = arena.experts.get(name)
+    if isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
+        _store_fp4_experts(experts, checkpoint, routes, read)
+        return
     if isinstance(checkpoint, Fp4Checkpoint):
         for route, tensors in zip(routes, read, strict=True):
             floats = fp4_files.unpack(checkpoint, tensors)
             arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
         return
     pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
-    experts = arena.experts.get(name)
     if isinstance(experts, IntegerExperts):
         for route, piece in zip(routes, pieces, strict=True):
             experts.store(route.row, piece.codes, piece.scale, piece.zero)
@@ -218,3 +221,27 @@ def _store(
         order = next((piece.order for piece in pieces if piece.order is not None), None)
         every = torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
         place.order.copy_(every if order is None else order)
+
+
+def _store_fp4_experts(
+    place: Fp4Experts, checkpoint: Fp4Checkpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
+) -> None:
+    """Some experts at once, of which each has as many routes: to lay out one alone would be launches more than work."""
+    each = len(routes) // len(place.data)
+    for first in range(0, len(place.data), place.together):
+        span = slice(first * each, (first + place.together) * each)
+        pieces = [fp4_files.unpack(checkpoint, tensors) for tensors in read[span]]
+        factors = [
+            piece.factor.expand(route.rows)
+            for route, piece in zip(routes[span], pieces, strict=True)
+            if piece.factor is not None
+        ]
+        try:
+            place.store(
+                first,
+                torch.cat([piece.data for piece in pieces]),
+                torch.cat([piece.scale.t() for piece in pieces]),
+                torch.cat(factors) if factors else None,
+            )
+        except ValueError as error:
+            raise ModelError(f"{routes[span][0].module} or an expert behind it {error}.") from error
