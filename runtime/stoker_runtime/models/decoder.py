@@ -211,7 +211,8 @@ class Decoder:
             return None
         projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
         if layer.state is not None:
-            return pass_states(self.spec, layer.state, projected, inputs.attention, kept)
+            gates = None if layer.state.gates is None else self._linear(hidden, layer.state.gates, None)
+            return pass_states(self.spec, layer.state, projected, gates, inputs.attention, kept)
         return self._attend(index, projected, inputs, kept)
 
     def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:

@@ -40,8 +40,22 @@ def grouped_rows(spec: ModelSpec, field: str) -> tuple[Groups, ...]:
     assert state is not None, f"no rows of {field} are grouped"
     # Of each key head its query, its key, its heads' values and gates; then what its heads learn and forget by.
     heads, keys = state.heads // state.groups, state.groups * state.size
-    wide, beyond = heads * state.head_dim, state.channels + state.inner
-    return (
-        Groups(state.groups, (state.size, state.size, wide, wide), (0, keys, 2 * keys, state.channels)),
-        Groups(state.groups, (heads, heads), (beyond, beyond + state.heads)),
-    )
+    wide, beyond = heads * state.head_dim, 0 if field == "state_gates" else state.channels + state.inner
+    gates = Groups(state.groups, (heads, heads), (beyond, beyond + state.heads))
+    if field == "state_gates":
+        return (gates,)
+    read = Groups(state.groups, (state.size, state.size, wide, wide), (0, keys, 2 * keys, state.channels))
+    return (read,) if state.gates_apart else (read, gates)
+
+
+def row_order(tensors: tuple[Groups, ...]) -> list[int]:
+    """For each final row, which it is of all rows of the tensors, one behind the other."""
+    found = [0] * sum(each.rows for each in tensors)
+    source = 0
+    for each in tensors:
+        for group in range(each.count):
+            for start, rows in zip(each.starts, each.sizes, strict=True):
+                at = start + group * rows
+                found[at : at + rows] = range(source, source + rows)
+                source += rows
+    return found

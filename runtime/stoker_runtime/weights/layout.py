@@ -306,6 +306,7 @@ class WeightArena:
             norm=self.dense[name("state_norm")],
             conv_bias=self.dense.get(name("conv_bias")),
             skip=self.dense.get(name("skip")),
+            gates=self._linear(name("state_gates")) if self._holds(name("state_gates")) else None,
         )
 
     def _latent(self, layer: int) -> LatentWeights:
@@ -395,6 +396,7 @@ def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeight
             each,
             qkv=each.qkv and packed(each.qkv),
             latent=each.latent and replace(each.latent, q_b=each.latent.q_b and packed(each.latent.q_b)),
+            state=each.state and replace(each.state, gates=each.state.gates and packed(each.state.gates)),
             output=each.output and packed(each.output),
             gate_up=each.gate_up and packed(each.gate_up),
             down=each.down and packed(each.down),

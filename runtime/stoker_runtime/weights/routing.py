@@ -41,7 +41,8 @@ class Route:
 
     `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
     checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
-    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8.
+    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
+    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`.
     """
 
     entry: TensorEntry
@@ -53,6 +54,8 @@ class Route:
     offset: float = 0.0
     paired: bool = False
     scales: TensorEntry | None = None
+    source: int = 0
+    source_rows: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -121,7 +124,7 @@ def _by_kv_head(
     for head in range(spec.kv_heads):
         for start, rows in zip(starts, (group * dim, dim, dim), strict=True):
             shape = (rows, *parameter.shape[1:])
-            yield Route(_rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
+            yield Route(rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
             source += rows
 
 
@@ -136,7 +139,10 @@ def _grouped(
         for group in range(groups.count):
             for start, rows in zip(groups.starts, groups.sizes, strict=True):
                 shape = (rows, *parameter.shape[1:])
-                yield Route(_rows_of(entry, source, shape), parameter.name, start + group * rows, shape)
+                yield Route(
+                    rows_of(entry, source, shape), parameter.name, start + group * rows, shape,
+                    source=source, source_rows=groups.rows,
+                )  # fmt: skip
                 source += rows
 
 
@@ -173,13 +179,13 @@ def _stacked(
     paired = turned and "gate_up" in parameter.name
     for expert in range(experts):
         yield Route(
-            _rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
+            rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
             transposed=turned and bool(columns) and not packed, paired=paired,
-            scales=scales and _rows_of(scales, expert, (1, *scales.shape[1:])),
+            scales=scales and rows_of(scales, expert, (1, *scales.shape[1:])),
         )  # fmt: skip
 
 
-def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
+def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
     # Of a window, a row is some runs of bytes.

@@ -16,6 +16,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
@@ -61,13 +62,14 @@ def _unknown(architectures: Sequence[str]) -> str:
 def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
+    spec = _gates_apart(spec, checkpoint, row)
     for parameter in spec.parameters():
         if parameter.role is Role.LATENT and not isinstance(checkpoint, Fp8Checkpoint):
             _check_latents(checkpoint, parameter, row)
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
-            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):
+            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
                     "row by row.", param="quantization_config",
@@ -80,6 +82,20 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             elif parameter.role is Role.EXPERTS:
                 _check_experts(checkpoint, parameter)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
+
+
+def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
+    """`spec`, its gates of the delta rule apart where any layer has these in other numbers than what it reads."""
+    if spec.recurrent is None or spec.recurrent.kind is not Mixer.GATED_DELTA:
+        return spec
+    modules = [name.removesuffix(".weight") for name in row.layer_names["state_in"].hf]
+    left = (
+        {checkpoint.leaves(f"{row.layers}{layer}.{module}") for module in modules}
+        for layer in range(spec.num_layers)
+        if spec.mixer(layer) is Mixer.GATED_DELTA
+    )
+    mixed = any(len(each) > 1 for each in left)
+    return replace(spec, recurrent=replace(spec.recurrent, gates_apart=True)) if mixed else spec
 
 
 def _check_latents(checkpoint: QuantizedCheckpoint, parameter: Parameter, row: Architecture) -> None:

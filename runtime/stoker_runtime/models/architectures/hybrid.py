@@ -158,6 +158,8 @@ _QWEN3_NEXT_NAMES = {
     "qkv": _GATED_QKV,
     **{field: one(each.hf[0].replace("mixer.", "linear_attn.")) for field, each in _STATE.items()},
     "state_in": Names(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"), stored=Stored.GROUPED),
+    "state_in_alone": one("linear_attn.in_proj_qkvz.weight", stored=Stored.GROUPED),
+    "state_gates": one("linear_attn.in_proj_ba.weight", stored=Stored.GROUPED),
 }
 
 HYBRID_ROWS: dict[str, Architecture] = {

@@ -112,6 +112,9 @@ class Architecture:
     renamed: tuple[tuple[str, str], ...] = ()
 
     def names_of(self, spec: ModelSpec, field: str) -> Names:
-        """What a tensor of a layer is called: the first projection by whether it narrows queries."""
-        whole = field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank
-        return self.layer_names["qkv_unnarrowed" if whole else field]
+        """What a tensor of a layer is called: the first projection by whether it narrows queries, or has gates."""
+        if field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank:
+            field = "qkv_unnarrowed"
+        if field == "state_in" and spec.recurrent is not None and spec.recurrent.gates_apart:
+            field = "state_in_alone"
+        return self.layer_names[field]

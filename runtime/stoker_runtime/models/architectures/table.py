@@ -79,7 +79,7 @@ MODELS = {
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL 2B to 32B, dense; text alone",
-    "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B; in 16 and 32 bits, or quantized at load",
+    "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",
     "StableLmForCausalLM": "StableLM 3B, StableLM 2",

@@ -12,7 +12,7 @@ Knows nothing of where a weight goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +82,17 @@ def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: s
         zero = _codes(tensors["qzeros"], scheme.bits).flatten(1) + int(checkpoint.packing is Packing.GPTQ)
     order = None if groups is None else column_order(groups, scheme, name)
     return Unpacked(codes if order is None else codes[:, order.long()], scale, zero, order)
+
+
+def in_order(pieces: Sequence[Unpacked], rows: Tensor) -> Unpacked:
+    """Weights one behind the other as one, its rows those in the order `rows`; of columns the first one's order."""
+    zeros = [piece.zero for piece in pieces if piece.zero is not None]
+    return Unpacked(
+        torch.cat([piece.codes for piece in pieces])[rows],
+        torch.cat([piece.scale for piece in pieces], dim=1)[:, rows],
+        torch.cat(zeros, dim=1)[:, rows] if zeros else None,
+        pieces[0].order,
+    )
 
 
 def column_order(groups: Tensor, scheme: IntegerScheme, name: str) -> Tensor:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.grouped_rows import Groups, grouped_rows, row_order
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
@@ -26,7 +28,7 @@ from stoker_runtime.weights.expert_places import Fp4Experts, IntegerExperts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import fp4_files, integer_files
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
-from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
+from stoker_runtime.weights.routing import Vocabulary, piece_rows, stored_form, tensor_names
 
 Entries = Mapping[str, TensorEntry]
 
@@ -58,13 +60,21 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
         if parameter.scheme is not None:
             names = tensor_names(spec, parameter.name, Vocabulary.HF)
             pieces, row = [], 0
-            for name, rows in zip(names, piece_rows(spec, parameter, len(names)), strict=True):
+            grouped = _groups(spec, parameter.name)
+            counts = [each.rows for each in grouped] if grouped else piece_rows(spec, parameter, len(names))
+            for name, rows in zip(names, counts, strict=True):
                 module = name.removesuffix(".weight")
                 pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
                 row += rows
             _check_values(checkpoint, pieces)
             plan[parameter.name] = tuple(pieces)
     return plan
+
+
+def _groups(spec: ModelSpec, name: str) -> tuple[Groups, ...]:
+    """How the rows of a final tensor lie in the checkpoint's, if they do so in groups; else nothing."""
+    grouped = stored_form(spec, name, Vocabulary.HF) is Stored.GROUPED
+    return grouped_rows(spec, name.rpartition(".")[2]) if grouped else ()
 
 
 def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[PackedRoute, ...]], entries: Entries) -> set[str]:
@@ -200,13 +210,17 @@ def _store(
 ) -> None:
     lanes.join(futures)
     experts = arena.experts.get(name)
+    groups = _groups(arena.spec, name)
+    order = torch.tensor(row_order(groups), device=arena.device) if groups else None
+    rows = [0] if groups else [route.row for route in routes]
     if isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
         _store_fp4_experts(experts, checkpoint, routes, read)
         return
     if isinstance(checkpoint, Fp4Checkpoint):
-        for route, tensors in zip(routes, read, strict=True):
-            floats = fp4_files.unpack(checkpoint, tensors)
-            arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
+        floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
+        floats = floats if order is None else [fp4_files.in_order(floats, order)]
+        for row, each in zip(rows, floats, strict=True):
+            arena.store_fp4(name, row, each.data, each.scale, each.factor)
         return
     pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
     if isinstance(experts, IntegerExperts):
@@ -214,13 +228,14 @@ def _store(
             experts.store(route.row, piece.codes, piece.scale, piece.zero)
         return
     place = arena.integers[name]
-    for route, piece in zip(routes, pieces, strict=True):
-        arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)
+    pieces = pieces if order is None else [integer_files.in_order(pieces, order)]
+    for row, piece in zip(rows, pieces, strict=True):
+        arena.store_integers(name, row, piece.codes, piece.scale, piece.zero)
     if place.order is not None:
         # The order of all pieces, as the plan has found; of no groups' own, the file's.
-        order = next((piece.order for piece in pieces if piece.order is not None), None)
+        columns = next((piece.order for piece in pieces if piece.order is not None), None)
         every = torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
-        place.order.copy_(every if order is None else order)
+        place.order.copy_(every if columns is None else columns)
 
 
 def _store_fp4_experts(
