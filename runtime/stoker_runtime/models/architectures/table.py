@@ -65,7 +65,7 @@ MODELS = {
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",
     "NemotronForCausalLM": "Nemotron-4 Minitron",
-    "NemotronHForCausalLM": "Nemotron-H 4B to 56B, Nemotron Nano v2; without mixtures of experts",
+    "NemotronHForCausalLM": "Nemotron-H 4B to 56B, Nemotron Nano v2, Nemotron 3 Nano 30B-A3B and 4B",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
     "OlmoeForCausalLM": "OLMoE",
