@@ -115,7 +115,9 @@ def _register_products() -> None:
         types = plan | {"x": f"*{weight}", "weight": f"*{weight}", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
         unscaled: dict[str, object] = {"x_scale": None, "scale": None} if kind == 0 else {}
         for biased in (False, True) if kind == 0 else (False,):
-            bias: dict[str, object] = {"group": None, "factor": None} | ({} if biased else {"bias": None})
+            bias: dict[str, object] = {"group": None, "factor": None}
+            if not biased:
+                bias["bias"] = None
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
                 if kind > 0:

@@ -41,11 +41,11 @@ def grouped_rows(spec: ModelSpec, field: str) -> tuple[Groups, ...]:
     # Of each key head its query, its key, its heads' values and gates; then what its heads learn and forget by.
     heads, keys = state.heads // state.groups, state.groups * state.size
     wide, beyond = heads * state.head_dim, 0 if field == "state_gates" else state.channels + state.inner
-    gates = Groups(state.groups, (heads, heads), (beyond, beyond + state.heads))
+    learned = Groups(state.groups, (heads, heads), (beyond, beyond + state.heads))
     if field == "state_gates":
-        return (gates,)
+        return (learned,)
     read = Groups(state.groups, (state.size, state.size, wide, wide), (0, keys, 2 * keys, state.channels))
-    return (read,) if state.gates_apart else (read, gates)
+    return (read,) if state.gates_apart else (read, learned)
 
 
 def row_order(tensors: tuple[Groups, ...]) -> list[int]:

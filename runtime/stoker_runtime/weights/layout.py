@@ -350,7 +350,7 @@ class WeightArena:
 
         (up, up_scale, kind, up_bias), (down, down_scale, _, down_bias) = stack("gate_up"), stack("down")
         places = [self.experts.get(f"layers.{layer}.experts_{field}") for field in ("gate_up", "down")]
-        up_factor, down_factor = (place and place.factor for place in places)
+        up_factor, down_factor = (None if place is None else place.factor for place in places)
         group = places[1].group if places[1] else 0
         return MixtureWeights(
             router=LinearWeight(self.dense[f"layers.{layer}.router"]),
