@@ -220,7 +220,8 @@ class Decoder:
         spec = self.spec
         layer = self.weights.layers[index]
         if layer.latent is not None:
-            return attend_latents(spec, layer.latent, qkv, inputs, cache[0], self._cos_sin[index], self._linear)
+            table, (scale, _) = self._cos_sin[index], self._cache_scales(index, cache[0])
+            return attend_latents(spec, layer.latent, qkv, inputs, cache[0], table, self._linear, scale)
         gate = None
         if spec.attention_gate:
             qkv, gate = qkv.split((spec.q_size + 2 * spec.kv_size, spec.q_size), dim=1)

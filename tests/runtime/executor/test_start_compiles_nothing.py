@@ -200,7 +200,7 @@ def make_body(
     spec = with_packed_experts(spec, group) if group else spec
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        quantize_head=head, kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
+        quantize_head=head, kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
