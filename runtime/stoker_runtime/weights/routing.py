@@ -8,7 +8,7 @@ Knows nothing of bytes and devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -68,12 +68,14 @@ class Route:
         return self.shape[0] if self.transposed or self.paired or self.scales else self.head_rows or 1
 
 
-def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
-    """The routes into each parameter but those in integers, in the order of `spec.parameters()`.
+def route(
+    spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary, packed: Container[str] = ()
+) -> dict[str, tuple[Route, ...]]:
+    """The routes into each parameter but those in `packed`, in the order of `spec.parameters()`.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.
     """
-    plain = (parameter for parameter in spec.parameters() if parameter.scheme is None)
+    plain = (parameter for parameter in spec.parameters() if parameter.name not in packed)
     routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in plain}
     every = [piece for pieces in routes.values() for piece in pieces]
     used = {entry.name for piece in every for entry in (piece.entry, piece.scales) if entry is not None}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.runtime.executor.test_real_executor import workload
 from tests.runtime.models.test_mixtures import changed, prompt
+from tests.runtime.weights.test_integer_experts import INT8_CONFIG
 from torch import Tensor
 
 from stoker_kernels.quant import LinearWeight, dequantize, quantize_weight
@@ -249,7 +250,6 @@ def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path
     narrow = build_spec(read_source(str(changed(deepseek, tmp_path / "fp8", quantized(made)))))
     with pytest.raises(ConfigError, match="q_b would be cut at 64, within its FP8 blocks of 128"):
         split_spec(narrow, Place(0, 2, 1))
-    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     v2: dict[str, Any] = {"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax"}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"attention_bias": True}, "attention_bias"),
@@ -257,7 +257,7 @@ def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
         ({"kv_lora_rank": 0}, "kv_lora_rank is 0"),
-        ({"quantization_config": awq}, "self_attn.kv_b_proj in integers of 4 bits is not supported"),
+        ({"quantization_config": INT8_CONFIG}, "latent attention in INT8 with activations in INT8 is not supported"),
         ({**v2, "norm_topk_prob": True}, "norm_topk_prob"),
         ({**v2, "norm_topk_prob": False, "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
     ]

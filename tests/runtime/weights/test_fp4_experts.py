@@ -202,8 +202,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(
 @pytest.mark.parametrize(("form", "changes", "message"), [
     ("modelopt-nvfp4", {"moe_intermediate_size": 40}, "experts in NVFP4 are not .*rows have 40 columns, no .* of 16"),
     ("compressed-mxfp4", {"intermediate_size": 48}, "experts in MXFP4 are not .*rows have 48 columns, no .* of 32"),
-    ("deepseek-nvfp4", {"quantization_config": modelopt_config("NVFP4", group_size=16)},
-     "model.layers.0.self_attn.kv_b_proj in NVFP4 is not supported; serve one that leaves it in 16 bits"),
 ])  # fmt: skip
 def test_what_is_not_multiplied_is_refused_by_name(
     form: str, changes: dict[str, Any], message: str, tmp_path: Path

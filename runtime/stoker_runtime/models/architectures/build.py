@@ -19,6 +19,7 @@ from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -64,8 +65,12 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     dense = []
     spec = _gates_apart(spec, checkpoint, row)
     for parameter in spec.parameters():
-        if parameter.role is Role.LATENT and not isinstance(checkpoint, Fp8Checkpoint):
-            _check_latents(checkpoint, parameter, row)
+        if parameter.role is Role.LATENT and isinstance(checkpoint, Int8Checkpoint):
+            raise ModelError(
+                f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits, in FP8 "
+                "or in four.",
+                param="quantization_config",
+            )
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
@@ -96,20 +101,6 @@ def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architec
     )
     mixed = any(len(each) > 1 for each in left)
     return replace(spec, recurrent=replace(spec.recurrent, gates_apart=True)) if mixed else spec
-
-
-def _check_latents(checkpoint: QuantizedCheckpoint, parameter: Parameter, row: Architecture) -> None:
-    """Raises ModelError for what widens latents in other than 16 bits or FP8: both ways to attend read it head by head.
-    """
-    _, layer, field = parameter.name.split(".")
-    for name in row.layer_names[field].hf:
-        module = f"{row.layers}{layer}.{name.removesuffix('.weight')}"
-        if not checkpoint.leaves(module):
-            raise ModelError(
-                f"{module} in {checkpoint.described} is not supported; serve one that leaves it in 16 bits, or that is "
-                "in FP8.",
-                param="quantization_config",
-            )
 
 
 def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:

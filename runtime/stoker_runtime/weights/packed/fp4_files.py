@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stoker_kernels.fp4_gemm import dequantize_fp4
+from stoker_kernels.quant import Fp4Weight
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint, Fp4Layout
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES
@@ -71,6 +73,13 @@ def unpack(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor]) -> Unpacked
     suffix = _FACTOR[checkpoint.layout]
     factor = tensors[suffix].view(1).float()
     return UnpackedFp4(data, scale, factor.reciprocal() if checkpoint.layout is Fp4Layout.COMPRESSED else factor)
+
+
+def values(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The numbers of one weight, fp32 [N, K]."""
+    bits = unpack(checkpoint, tensors)
+    factor = None if bits.factor is None else bits.factor.expand(len(bits.data)).contiguous()
+    return dequantize_fp4(Fp4Weight(bits.data, bits.scale.contiguous(), factor, checkpoint.kind), torch.float32)
 
 
 def in_order(pieces: Sequence[UnpackedFp4], rows: Tensor) -> UnpackedFp4:

@@ -84,6 +84,18 @@ def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: s
     return Unpacked(codes if order is None else codes[:, order.long()], scale, zero, order)
 
 
+def values(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """The numbers of one weight, fp32 [N, K], columns as its activations have them. Raises as `unpack` does."""
+    bits, scheme = unpack(checkpoint, tensors, name), checkpoint.scheme
+    k = bits.codes.shape[1]
+    group = torch.arange(k, device=bits.codes.device) // scheme.columns(k)
+    zero = float(1 << scheme.bits - 1) if bits.zero is None else bits.zero.float().t()[:, group]
+    found = (bits.codes.float() - zero) * bits.scale.float().t()[:, group]
+    if bits.order is None:
+        return found
+    return torch.empty_like(found).index_copy_(1, bits.order.long(), found)
+
+
 def in_order(pieces: Sequence[Unpacked], rows: Tensor) -> Unpacked:
     """Weights one behind the other as one, its rows those in the order `rows`; of columns the first one's order."""
     zeros = [piece.zero for piece in pieces if piece.zero is not None]

@@ -19,6 +19,7 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.grouped_rows import Groups, grouped_rows, row_order
+from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
@@ -57,8 +58,8 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
         return {}
     plan = {}
     for parameter in spec.parameters():
-        if parameter.scheme is not None:
-            names = tensor_names(spec, parameter.name, Vocabulary.HF)
+        names = tensor_names(spec, parameter.name, Vocabulary.HF)
+        if parameter.scheme is not None or (parameter.role is Role.LATENT and not _is_plain(entries.get(names[0]))):
             pieces, row = [], 0
             grouped = _groups(spec, parameter.name)
             counts = [each.rows for each in grouped] if grouped else piece_rows(spec, parameter, len(names))
@@ -69,6 +70,10 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
             _check_values(checkpoint, pieces)
             plan[parameter.name] = tuple(pieces)
     return plan
+
+
+def _is_plain(entry: TensorEntry | None) -> bool:
+    return entry is not None and entry.encoding in PLAIN_DTYPES
 
 
 def _groups(spec: ModelSpec, name: str) -> tuple[Groups, ...]:
@@ -114,7 +119,7 @@ def _route(
     except ModelError as error:
         raise ModelError(f"{module}: {error}.", param="quantization_config") from error
     plain = entries.get(f"{module}.weight")
-    if plain is not None and plain.encoding in PLAIN_DTYPES:
+    if plain is not None and _is_plain(plain):
         raise ModelError(
             f"{plain.file}: tensor {plain.name} is not quantized, but quantization_config says "
             f"{checkpoint.method}; modules that are not quantized must be named there."
@@ -216,6 +221,9 @@ def _store(
     if isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
         _store_fp4_experts(experts, checkpoint, routes, read)
         return
+    if name in arena.dense:
+        _widen(arena.dense[name], checkpoint, routes, read)
+        return
     if isinstance(checkpoint, Fp4Checkpoint):
         floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
         floats = floats if order is None else [fp4_files.in_order(floats, order)]
@@ -236,6 +244,18 @@ def _store(
         columns = next((piece.order for piece in pieces if piece.order is not None), None)
         every = torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
         place.order.copy_(every if columns is None else columns)
+
+
+def _widen(
+    target: Tensor, checkpoint: PackedCheckpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
+) -> None:
+    """What widens latents, which both ways to attend read head by head, in 16 bits."""
+    for route, tensors in zip(routes, read, strict=True):
+        if isinstance(checkpoint, Fp4Checkpoint):
+            values = fp4_files.values(checkpoint, tensors)
+        else:
+            values = integer_files.values(checkpoint, tensors, route.module)
+        target[route.row : route.row + route.rows].copy_(values)
 
 
 def _store_fp4_experts(
