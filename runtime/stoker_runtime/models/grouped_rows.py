@@ -28,6 +28,11 @@ class Groups:
 
 def grouped_rows(spec: ModelSpec, field: str) -> tuple[Groups, ...]:
     """The tensors of `field`, in the order of their names."""
+    if field in ("qkv", "qkv_bias") and not spec.attention_gate:
+        # Of each KV head its queries, its key and its value.
+        queries = spec.heads // spec.kv_heads * spec.head_dim
+        starts = (0, spec.q_size, spec.q_size + spec.kv_size)
+        return (Groups(spec.kv_heads, (queries, spec.head_dim, spec.head_dim), starts),)
     if field == "qkv":
         # Queries with a gate, head by head; keys; values. The gates stand last.
         gates = spec.q_size + 2 * spec.kv_size

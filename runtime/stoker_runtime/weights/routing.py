@@ -89,8 +89,6 @@ def _pieces(
     spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
 ) -> tuple[Route, ...]:
     stored = stored_form(spec, parameter.name, vocabulary)
-    if stored is Stored.BY_KV_HEAD:
-        return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
     if stored is Stored.GROUPED:
@@ -112,22 +110,6 @@ def _pieces(
         pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset))
         row += rows
     return tuple(pieces)
-
-
-def _by_kv_head(
-    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
-) -> Iterator[Route]:
-    """Merged Q, K and V of which a KV head's queries, key and value lie together, brought apart."""
-    (name,) = tensor_names(spec, parameter.name, vocabulary)
-    entry = find_entry(entries, name, parameter.shape, spec.architecture)
-    group, dim = spec.heads // spec.kv_heads, spec.head_dim
-    starts = (0, spec.q_size, spec.q_size + spec.kv_size)
-    source = 0
-    for head in range(spec.kv_heads):
-        for start, rows in zip(starts, (group * dim, dim, dim), strict=True):
-            shape = (rows, *parameter.shape[1:])
-            yield Route(rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
-            source += rows
 
 
 def _grouped(
