@@ -31,6 +31,12 @@ def groups_of(group: int, columns: int) -> int:
     return -(-columns // columns_of(group, columns))
 
 
+def places_together(group: int, columns: int) -> int:
+    """How many code places of a step of such a row share a group."""
+    found = columns_of(group, columns)
+    return PLACES if found == columns else next(count for count in (8, 4, 2, 1) if found % (BLOCK * count) == 0)
+
+
 def pack_int4(codes: Tensor) -> Tensor:
     """uint8 codes [R, K] as they rest: uint8 [R, K / 2]. Raises ValueError for rows of no whole blocks."""
     rows, columns = codes.shape

@@ -21,17 +21,13 @@ from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.moe import triton_fp4, triton_int4
-from stoker_kernels.moe.int4_layout import columns_of
-from stoker_kernels.moe.steps import BLOCK as CODES_BLOCK
-from stoker_kernels.moe.steps import PLACES
+from stoker_kernels.moe.int4_layout import columns_of, places_together
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
 
 DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4 = range(6)
-KINDS = {
-    "dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4,
-}  # fmt: skip
+KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4}
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
 
@@ -322,8 +318,6 @@ def _gate_up(
     tile: RowTile | None,
 ) -> Tensor:
     """What down reads of each pair, in the plan's order: [T·K, F] of x's dtype."""
-    from stoker_kernels.moe.types import CLAMPED_SLOPE
-
     ffn, device = weights.ffn, x.device
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
     data, scale = _read(x, weights)
@@ -333,11 +327,10 @@ def _gate_up(
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
         data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype), weights.gate_up_factor,
         weights.gate_up_bias, plan.order, plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit,
-        CLAMPED_SLOPE,
-        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
+        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
         TOGETHER=together, PARTS=2 if weights.gated else 1, CLAMPED=activation == "clamped",
-        WIDEN=interpreting() and x.device.type == "cpu",
-        num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
+        WIDEN=interpreting() and x.device.type == "cpu", num_warps=shape.warps, num_stages=shape.stages,
+        **launch_options(device),
     )  # fmt: skip
     return inner
 
@@ -385,10 +378,7 @@ def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
     """Of integers the columns of a group, and how many code places of a step share one; else none."""
     if weights.kind != "int4":
         return None, 1
-    group = columns_of(weights.group, columns)
-    if group == columns:
-        return group, PLACES
-    return group, next(count for count in (8, 4, 2, 1) if group % (CODES_BLOCK * count) == 0)
+    return columns_of(weights.group, columns), places_together(weights.group, columns)
 
 
 def _row_tile(

@@ -8,15 +8,13 @@ Knows nothing of files and formats.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm import encode_blocks, store_planes
-from stoker_kernels.block_gemm import pack as pack_blocks
-from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
 from stoker_kernels.moe import ExpertKind, ExpertWeights, quantize_mxfp4, quantize_nvfp4
 from stoker_kernels.quant import (
@@ -377,34 +375,3 @@ class WeightArena:
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
         )
-
-
-def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeights:
-    """The same weights, the matrices in the order in which this processor's products read them, if it has one.
-
-    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, for
-    a model that runs in bf16, so that `weights` must not be read again.
-    """
-
-    def packed(weight: AnyWeight) -> AnyWeight:
-        if isinstance(weight, BlockWeight):
-            return pack_blocks(weight) if dtype == torch.bfloat16 else weight
-        return pack(weight)
-
-    layers = tuple(
-        replace(
-            each,
-            qkv=each.qkv and packed(each.qkv),
-            latent=each.latent and replace(each.latent, q_b=each.latent.q_b and packed(each.latent.q_b)),
-            state=each.state and replace(each.state, gates=each.state.gates and packed(each.state.gates)),
-            output=each.output and packed(each.output),
-            gate_up=each.gate_up and packed(each.gate_up),
-            down=each.down and packed(each.down),
-        )
-        for each in weights.layers
-    )
-    weights = replace(weights, fuse=weights.fuse and packed(weights.fuse))
-    head = packed(weights.head) if weights.head.out_features else weights.head
-    if isinstance(head, BlockWeight) and weights.embed is weights.head:
-        return replace(weights, layers=layers, head=head, embed=head)
-    return replace(weights, layers=layers, head=head)
