@@ -12,14 +12,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.latent_attention.reference import gathered
+from stoker_kernels.latent_attention.reference import check_scale, gathered
 from stoker_kernels.latent_attention.shapes import Sizes, sizes_of
 
 
 def latent_attention(
-    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention`; shapes as there."""
+    check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
     out = q.new_zeros(q.shape[0], sizes.heads, sizes.value)
     starts, lengths = meta.query_start.tolist(), meta.seq_lens.tolist()
@@ -28,7 +36,7 @@ def latent_attention(
         tokens = slice(starts[row], starts[row + 1])
         if length == 0 or tokens.start == tokens.stop:
             continue
-        latents = gathered(cache, meta.page_table[meta.seq_slots[row].long()], length).to(q.dtype)
+        latents = gathered(cache, meta.page_table[meta.seq_slots[row].long()], length, cache_scale).to(q.dtype)
         if row < meta.num_decodes:
             weights = torch.softmax((absorbed[row] @ latents.t()).float() * scale, dim=-1).to(q.dtype)
             attended = weights @ latents[:, : sizes.rank]

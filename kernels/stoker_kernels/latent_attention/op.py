@@ -60,32 +60,45 @@ def latent_rope_write(
     norm: Tensor,
     eps: float,
     interleaved: bool,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """Norm latents, rotate their keys and the queries by position, write latents and keys to pages.
 
     `q [T,H,N+P]`: the last P of each head are rotated in place. `latents [T,R+P]`: R that are normed by `norm [R]`
     (RMS), then the key. `positions [T]` int32; `slot_mapping [T]` int64, page·B + offset, negative writes nothing;
     `cos_sin [max_pos,P]` fp32, cos in the first half; `cache [P,1,B,R+P]`. `interleaved` as in `rope`.
+    cache_scale: fp32 [1], of a cache in e4m3, which holds what it is of, divided by it, clamped to ±448 and rounded.
     → what a token's cache is, of all tokens, `[T,R+P]` of q's dtype. On CUDA `positions` and `slot_mapping` have to be
     settled (`pdl.pdl_settle`).
     """
     own: Tensor = select("latent_rope_write", q.device, q.dtype)(
-        q, latents, positions, slot_mapping, cos_sin, cache, norm=norm, eps=eps, interleaved=interleaved
-    )
+        q, latents, positions, slot_mapping, cos_sin, cache, norm=norm, eps=eps, interleaved=interleaved,
+        cache_scale=cache_scale,
+    )  # fmt: skip
     return own
 
 
 def latent_attention(
-    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of `q [T,H,N+P]` over the latents `[P,1,B,R+P]` of the pages that `meta` names; → `[T,H,V]`.
 
     `kv_b [H,N+V,R]` widens a latent to a head's key, all but its rotated part, and value. Rows of one token are
     computed on latents as they are, by queries brought there (absorbed); chunks on keys and values widened from
-    `own [T,R+P]`, what `latent_rope_write` gave, and what lies in pages before them absorbed, too.
+    `own [T,R+P]`, what `latent_rope_write` gave, and what lies in pages before them absorbed, too. `cache_scale` as
+    there.
     Raises ValueError for shapes that do not fit, KernelUnavailable.
     """
-    o: Tensor = select("latent_attention", q.device, q.dtype)(q, own, cache, kv_b, meta, scale=scale)
+    o: Tensor = select("latent_attention", q.device, q.dtype)(
+        q, own, cache, kv_b, meta, scale=scale, cache_scale=cache_scale
+    )
     return o
 
 

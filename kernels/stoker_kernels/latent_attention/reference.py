@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
 from stoker_kernels.latent_attention.shapes import sizes_of
+from stoker_kernels.quant import FP8, FP8_MAX
 
 
 def latent_rope_write(
@@ -25,17 +26,24 @@ def latent_rope_write(
     norm: Tensor,
     eps: float,
     interleaved: bool,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_rope_write`; shapes as there."""
+    check_scale(cache, cache_scale)
     rank, table = norm.shape[0], cos_sin[positions.long()]
     latent, key = latents[:, :rank].float(), latents[:, rank:].float()
     latent = latent * torch.rsqrt(latent.square().mean(-1, keepdim=True) + eps) * norm.float()
-    own = torch.cat((latent, rotated(key, table, interleaved)), dim=1).to(q.dtype)
+    whole = torch.cat((latent, rotated(key, table, interleaved)), dim=1)
+    if cache_scale is None:
+        own = kept = whole.to(q.dtype)
+    else:
+        kept = (whole * cache_scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(cache.dtype)
+        own = (kept.float() * cache_scale).to(q.dtype)
     turning = q[..., q.shape[2] - table.shape[1] :]
     turning.copy_(rotated(turning.float(), table[:, None], interleaved))
     written = slot_mapping >= 0
     pages, offsets = slot_mapping[written] // cache.shape[2], slot_mapping[written] % cache.shape[2]
-    cache[pages, 0, offsets] = own[written].to(cache.dtype)
+    cache[pages, 0, offsets] = kept[written].to(cache.dtype)
     return own
 
 
@@ -48,9 +56,17 @@ def rotated(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
 
 
 def latent_attention(
-    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention`; shapes as there. `own` is read from the cache."""
+    check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
     out = q.new_zeros(q.shape[0], sizes.heads, sizes.value)
     starts, lengths = meta.query_start.tolist(), meta.seq_lens.tolist()
@@ -58,7 +74,7 @@ def latent_attention(
         tokens = slice(starts[row], starts[row + 1])
         if length == 0 or tokens.start == tokens.stop:
             continue
-        latents = gathered(cache, meta.page_table[meta.seq_slots[row].long()], length).float()
+        latents = gathered(cache, meta.page_table[meta.seq_slots[row].long()], length, cache_scale).float()
         latent, key = latents.split((sizes.rank, sizes.rope), dim=1)
         widened = torch.einsum("lr,hdr->hld", latent, kv_b.float())
         keys = torch.cat((widened[..., : sizes.nope], key.expand(sizes.heads, -1, -1)), dim=-1)
@@ -70,8 +86,14 @@ def latent_attention(
     return out
 
 
-def gathered(cache: Tensor, pages: Tensor, length: int) -> Tensor:
-    """The first `length` tokens of a row of the page table: `[length, R+P]`."""
+def gathered(cache: Tensor, pages: Tensor, length: int, cache_scale: Tensor | None) -> Tensor:
+    """The first `length` tokens of a row of the page table: `[length, R+P]`; of a cache in e4m3 in fp32."""
     page_size = cache.shape[2]
-    held = cache[pages[: -(-length // page_size)].long(), 0]
-    return held.reshape(-1, cache.shape[3])[:length]
+    held = cache[pages[: -(-length // page_size)].long(), 0].reshape(-1, cache.shape[3])[:length]
+    return held if cache_scale is None else held.float() * cache_scale
+
+
+def check_scale(cache: Tensor, cache_scale: Tensor | None) -> None:
+    """Raises ValueError for a cache in e4m3 without a scale, or another one with it."""
+    if (cache.dtype == FP8) != (cache_scale is not None):
+        raise ValueError(f"an e4m3 cache of latents needs cache_scale, and no other takes it; this is {cache.dtype}")

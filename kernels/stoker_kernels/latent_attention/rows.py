@@ -21,10 +21,18 @@ latent_rope_write = each_row(reference.latent_rope_write, "q", "latents", "posit
 
 
 def latent_attention(
-    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention`; `own` is read from the cache."""
     del own
+    reference.check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
     out = q.new_zeros(q.shape[0], sizes.heads, sizes.value)
     heads = range(sizes.heads)
@@ -36,7 +44,7 @@ def latent_attention(
         tokens = slice(starts[row], starts[row + 1])
         if length == 0 or tokens.start == tokens.stop:
             continue
-        keys = reference.gathered(cache, meta.page_table[meta.seq_slots[row].long()], length).float()[None]
+        keys = reference.gathered(cache, meta.page_table[meta.seq_slots[row].long()], length, cache_scale).float()[None]
         # The rotated part of a key is no part of what is attended.
         attended = rows_attended(absorbed[tokens], keys, keys, scale=scale)[..., : sizes.rank]
         for head in heads:

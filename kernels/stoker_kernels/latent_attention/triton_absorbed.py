@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_fp8 import e4m3_values
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_chunk
 
@@ -43,7 +44,8 @@ def attend_latents(
     PRECISION: tl.constexpr,
 ):
     """Keys `[start, end)` of one row of the page table for a tile of queries: greatest logit (in units of log2), sum of
-    weights, weighed sum of latents. WHOLE: BLOCK_N keys from a multiple of it lie in one page.
+    weights, weighed sum of latents. WHOLE: BLOCK_N keys from a multiple of it lie in one page. Bytes are e4m3, whose
+    scale is left to the caller.
     """
     r = tl.arange(0, BLOCK_R)
     p = tl.arange(0, BLOCK_P)
@@ -62,8 +64,11 @@ def attend_latents(
             pages = tl.load(page_row + ((key + n) >> page_shift), mask=there, other=0).to(tl.int64)
             offsets = pages * stride_page + ((key + n) & in_page) * width
         at = cache_ptr + offsets[:, None]
-        latent = tl.load(at + r[None, :], mask=there[:, None] & (r < rank)[None, :], other=0.0)
-        turned = tl.load(at + rank + p[None, :], mask=there[:, None] & (p < rotated)[None, :], other=0.0)
+        latent = tl.load(at + r[None, :], mask=there[:, None] & (r < rank)[None, :], other=0)
+        turned = tl.load(at + rank + p[None, :], mask=there[:, None] & (p < rotated)[None, :], other=0)
+        if cache_ptr.dtype.element_ty == tl.uint8:
+            latent = e4m3_values(latent, q_latent.dtype)
+            turned = e4m3_values(turned, q_latent.dtype)
         s = tl.dot(q_latent, tl.trans(latent), input_precision=PRECISION)
         s = tl.dot(q_key, tl.trans(turned), s, input_precision=PRECISION) * scale_log2
         s = tl.where(there[None, :], s, -float("inf"))
@@ -88,6 +93,7 @@ def latent_decode_kernel(
     partial_ptr,
     partial_lse_ptr,
     arrivals_ptr,
+    cache_scale_ptr,
     scale_log2,
     head_tiles,
     heads,
@@ -133,6 +139,10 @@ def latent_decode_kernel(
     turning = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * head_dim + (head_dim - rotated) + p[None, :]
     q_key = tl.load(turning, mask=is_head[:, None] & (p < rotated)[None, :], other=0.0)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
+    cache_scale = 1.0
+    if cache_scale_ptr is not None:
+        cache_scale = tl.load(cache_scale_ptr)
+        scale_log2 *= cache_scale
     m, norm, acc = attend_latents(
         q_latent, q_key, cache_ptr, page_row, start, end, scale_log2, stride_page, page_shift, rank, rotated,
         BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, STAGES, WHOLE, PRECISION,
@@ -167,7 +177,7 @@ def latent_decode_kernel(
             m = m_new
             lse_ptrs += heads
             partial_ptrs += heads * rank
-    o = acc / tl.where(norm > 0.0, norm, 1.0)[:, None]  # no key: acc is 0
+    o = acc * (cache_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
     tl.store(out_ptr + own, o.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -186,6 +196,7 @@ def latent_context_kernel(
     seq_slots_ptr,
     query_start_ptr,
     seq_lens_ptr,
+    cache_scale_ptr,
     scale_log2,
     group,
     groups,
@@ -244,9 +255,13 @@ def latent_context_kernel(
     turning = q_ptr + at[:, None] * q_stride + head[:, None] * head_dim + (head_dim - rotated) + p[None, :]
     q_key = tl.load(turning, mask=in_row[:, None] & (p < rotated)[None, :], other=0.0)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
+    cache_scale = 1.0
+    if cache_scale_ptr is not None:
+        cache_scale = tl.load(cache_scale_ptr)
+        scale_log2 *= cache_scale
     m, norm, acc = attend_latents(
         q_latent, q_key, cache_ptr, page_row, 0, context, scale_log2, stride_page, page_shift, rank, rotated,
         BLOCK_M, BLOCK_R, BLOCK_P, BLOCK_N, STAGES, WHOLE, PRECISION,
     )  # fmt: skip
     tl.store(lse_ptr + at * heads + head, m + tl.log2(norm), mask=in_row)
-    tl.store(out_ptr + own, (acc / norm[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + own, (acc * (cache_scale / norm)[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

@@ -16,12 +16,14 @@ import triton
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta, split_decodes
+from stoker_kernels.latent_attention.reference import check_scale
 from stoker_kernels.latent_attention.shapes import Sizes, sizes_of
 from stoker_kernels.latent_attention.tiles import Tile, absorbed_tile, widened_tile
 from stoker_kernels.latent_attention.triton_absorbed import latent_context_kernel, latent_decode_kernel
 from stoker_kernels.latent_attention.triton_widened import latent_prefill_kernel
 from stoker_kernels.launch.dispatch import sm_of
 from stoker_kernels.launch.pdl import launch_options
+from stoker_kernels.quant import FP8
 
 LOG2E = math.log2(math.e)
 PROGRAMS_PER_SM = 2
@@ -29,22 +31,31 @@ LEAST_DIM = 16  # of a dot
 
 
 def latent_attention(
-    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
     _refuse_misread(q, own, cache, kv_b, sizes)
+    cache = cache if cache_scale is None else cache.view(torch.uint8)
     tokens, decodes = q.shape[0], meta.num_decodes
     chunks = meta.seq_lens.shape[0] > decodes or tokens > decodes
     absorbed = q.new_empty(tokens, sizes.heads, sizes.rank)
     torch.bmm(q[..., : sizes.nope].transpose(0, 1), kv_b[:, : sizes.nope], out=absorbed.transpose(0, 1))
     attended = torch.empty_like(absorbed)
     if decodes > 0:
-        _decode(q, absorbed, cache, attended, meta, sizes, scale)
+        _decode(q, absorbed, cache, attended, meta, sizes, scale, cache_scale)
     lse = None
     if chunks:
         lse = torch.empty(tokens, sizes.heads, dtype=torch.float32, device=q.device)
-        _context(q, absorbed, cache, attended, lse, meta, sizes, scale)
+        _context(q, absorbed, cache, attended, lse, meta, sizes, scale, cache_scale)
     out = q.new_empty(tokens, sizes.heads, sizes.value)
     torch.bmm(attended.transpose(0, 1), kv_b[:, sizes.nope :].transpose(1, 2), out=out.transpose(0, 1))
     if lse is not None:
@@ -61,7 +72,14 @@ def plan(meta: AttentionMeta, heads: int, rank: int, itemsize: int) -> Attention
 
 
 def _decode(
-    q: Tensor, absorbed: Tensor, cache: Tensor, out: Tensor, meta: AttentionMeta, sizes: Sizes, scale: float
+    q: Tensor,
+    absorbed: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    meta: AttentionMeta,
+    sizes: Sizes,
+    scale: float,
+    cache_scale: Tensor | None,
 ) -> None:
     """The planned decode rows; planned now, unless the step's plan is there."""
     tile = absorbed_tile(sizes.heads, sizes.rank, q.itemsize, sm_of(q.device))
@@ -80,6 +98,7 @@ def _decode(
         space.partial,
         space.partial_lse,
         space.arrivals,
+        cache_scale,
         scale * LOG2E,
         head_tiles,
         sizes.heads,
@@ -103,6 +122,7 @@ def _context(
     meta: AttentionMeta,
     sizes: Sizes,
     scale: float,
+    cache_scale: Tensor | None,
 ) -> None:
     """What lies in pages before the chunks."""
     first, tokens = meta.num_decodes, q.shape[0]
@@ -122,6 +142,7 @@ def _context(
         meta.seq_slots,
         meta.query_start,
         meta.seq_lens,
+        cache_scale,
         scale * LOG2E,
         group,
         groups,
@@ -194,7 +215,10 @@ def _refuse_misread(q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, sizes: 
         (own.is_contiguous() and own.shape == (q.shape[0], width), f"own is {tuple(own.shape)}, not a token's {width}"),
         (cache.stride(2) == width, "a page's tokens must be contiguous"),
         (page & (page - 1) == 0, f"a page holds a power of two of tokens, not {page}"),
-        (cache.dtype == q.dtype == kv_b.dtype, f"q is {q.dtype}, the cache {cache.dtype}, kv_b {kv_b.dtype}"),
+        (
+            q.dtype == kv_b.dtype and cache.dtype in (q.dtype, FP8),
+            f"q is {q.dtype}, the cache {cache.dtype}, kv_b {kv_b.dtype}",
+        ),
         (kv_b.is_contiguous(), "kv_b must be contiguous"),
     )
     for good, message in checks:

@@ -13,10 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker_kernels.latent_attention.reference import check_scale
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_fp8 import e4m3_bits, e4m3_values
 from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.quant import FP8
 
 TOKENS, WARPS = 4, 4  # a program's
+
+
+@triton.jit
+def _keep(kept, place, value, scale, per_scale, inside, written):
+    """Store fp32 `value` as a cache holds it, bytes being e4m3, and what that stands for beside it."""
+    if place.dtype.element_ty == tl.uint8:
+        bits = e4m3_bits(value * per_scale)
+        tl.store(place, bits, mask=inside & written)
+        value = e4m3_values(bits, tl.float32) * scale
+    own = value.to(kept.dtype.element_ty)
+    tl.store(kept, own, mask=inside)
+    if place.dtype.element_ty != tl.uint8:
+        tl.store(place, own, mask=inside & written)
 
 
 @kernel(do_not_specialize=["tokens", "heads", "page_shift"])
@@ -39,6 +55,7 @@ def latent_rope_write_kernel(
     rotated,
     page_shift,
     eps,
+    cache_scale,
     BLOCK_R: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -80,17 +97,17 @@ def latent_rope_write_kernel(
         value = tl.load(source + r[None, :], mask=here[:, None] & in_rank[None, :], other=0.0).to(tl.float32)
         gain = tl.load(norm + r, mask=in_rank, other=0.0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(value * value, axis=1) / rank + eps)
-        value = (value * inverse[:, None] * gain[None, :]).to(own.dtype.element_ty)
-        tl.store(kept + r[None, :], value, mask=here[:, None] & in_rank[None, :])
-        tl.store(place + r[None, :], value, mask=written & in_rank[None, :])
+        value = value * inverse[:, None] * gain[None, :]
+        scale, per_scale = 1.0, 1.0
+        if cache_scale is not None:
+            scale = tl.load(cache_scale)
+            per_scale = tl.div_rn(1.0, scale)
+        _keep(kept + r[None, :], place + r[None, :], value, scale, per_scale, here[:, None] & in_rank[None, :], written)
         a = tl.load(source + rank + first[None, :], mask=inside, other=0.0).to(tl.float32)
         b = tl.load(source + rank + second[None, :], mask=inside, other=0.0).to(tl.float32)
-        left = (a * cos - b * sin).to(own.dtype.element_ty)
-        right = (b * cos + a * sin).to(own.dtype.element_ty)
-        tl.store(kept + rank + first[None, :], left, mask=inside)
-        tl.store(kept + rank + second[None, :], right, mask=inside)
-        tl.store(place + rank + first[None, :], left, mask=inside & written)
-        tl.store(place + rank + second[None, :], right, mask=inside & written)
+        at, to = kept + rank, place + rank
+        _keep(at + first[None, :], to + first[None, :], a * cos - b * sin, scale, per_scale, inside, written)
+        _keep(at + second[None, :], to + second[None, :], b * cos + a * sin, scale, per_scale, inside, written)
 
 
 def latent_rope_write(
@@ -104,8 +121,10 @@ def latent_rope_write(
     norm: Tensor,
     eps: float,
     interleaved: bool,
+    cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`op.latent_rope_write` on CUDA."""
+    check_scale(cache, cache_scale)
     tokens, heads, head_dim = q.shape
     rank, rotated, page = norm.shape[0], cos_sin.shape[1], cache.shape[2]
     width = rank + rotated
@@ -113,7 +132,10 @@ def latent_rope_write(
         (q.stride(2) == 1 and q.stride(1) == head_dim, "q's heads must be contiguous in a token"),
         (latents.stride(1) == 1 and latents.shape[1] == width, f"latents are {tuple(latents.shape)}, not of {width}"),
         (cache.shape[3] == width and cache.stride()[2:] == (width, 1), "the pages of the cache must be contiguous"),
-        (cache.dtype == q.dtype == latents.dtype, f"q is {q.dtype}, latents {latents.dtype}, the cache {cache.dtype}"),
+        (
+            q.dtype == latents.dtype and cache.dtype in (q.dtype, FP8),
+            f"q is {q.dtype}, latents {latents.dtype}, the cache {cache.dtype}",
+        ),
         (page & (page - 1) == 0, f"a page holds a power of two of tokens, not {page}"),
     )
     for good, message in checks:
@@ -128,7 +150,7 @@ def latent_rope_write(
         positions,
         slot_mapping,
         cos_sin,
-        cache,
+        cache if cache_scale is None else cache.view(torch.uint8),
         own,
         norm,
         tokens,
@@ -141,6 +163,7 @@ def latent_rope_write(
         rotated,
         page.bit_length() - 1,
         eps,
+        cache_scale,
         BLOCK_R=triton.next_power_of_2(rank),
         HALF=triton.next_power_of_2(rotated // 2),
         INTERLEAVED=interleaved,

@@ -29,6 +29,7 @@ from stoker_kernels.launch.aot_registry import (
 # (rank, rotated, head without it and value, whether neighbours turn together)
 PUBLISHED = ((512, 64, 128, True), (256, 32, 64, False))
 HEADS = (16, 128)  # of which the one fills the least tile and the other any
+BYTES = "u8"  # of e4m3
 _LEAST_SM = 80
 _SIZES = dict.fromkeys(("q_stride", "head_dim", "rank", "rotated"), I32_DIVISIBLE)
 _PAGES = {"page_table_stride": I32, "stride_page": I32_DIVISIBLE, "page_shift": I32}
@@ -38,6 +39,11 @@ _COUNTS = dict.fromkeys(("heads", "num_rows", "num_tokens", "first_token"), I32)
 
 def _pointers(dtype: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, f"*{dtype}")
+
+
+def _scaled(types: dict[str, str], name: str, cache: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """`types` with that of a cache's scale, or what says that there is none."""
+    return (types | {name: f"*{FP32}"}, {}) if cache == BYTES else (types, {name: None})
 
 
 def _absorbed(tile: Tile, rank: int, rotated: int, whole: bool) -> dict[str, Any]:
@@ -52,18 +58,19 @@ def _absorbed(tile: Tile, rank: int, rotated: int, whole: bool) -> dict[str, Any
     }
 
 
-def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
-    """The kernels of one model's sizes."""
-    data = _pointers(dtype, "q_latent_ptr", "q_ptr", "cache_ptr", "out_ptr")
+def _register_absorbed(dtype: str, cache: str, sm: int, rank: int, rotated: int) -> None:
+    """What reads pages, for one model's sizes, whose cache is of its own type or bytes of e4m3."""
+    data = {**_pointers(dtype, "q_latent_ptr", "q_ptr", "out_ptr"), "cache_ptr": f"*{cache}"}
+    data, unscaled = _scaled(data, "cache_scale_ptr", cache)
     sums = _pointers(FP32, "partial_ptr", "partial_lse_ptr")
     plan = _pointers(I32, "page_table_ptr", "items_ptr", "num_items_ptr", "arrivals_ptr")
-    compact = dtype == BF16 and sm == 90
+    compact = dtype == cache == BF16 and sm == 90
     tiles = {absorbed_tile(heads, rank, 2, sm) for heads in HEADS}
     for tile in sorted(tiles, key=lambda each: each.block_m):
         register_aot(
             latent_decode_kernel,
             {**data, **sums, **plan, **_SIZES, **_PAGES, "scale_log2": FP32, "head_tiles": I32, "heads": I32},
-            [_absorbed(tile, rank, rotated, whole) for whole in (True, False)],
+            [_absorbed(tile, rank, rotated, whole) | unscaled for whole in (True, False)],
             options={"num_warps": tile.num_warps},
             min_sm=sm,
             max_sm=sm,
@@ -74,12 +81,18 @@ def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
     register_aot(
         latent_context_kernel,
         {**data, "lse_ptr": f"*{FP32}", "page_table_ptr": f"*{I32}", **rows, **_SIZES, **_PAGES, "scale_log2": FP32},
-        [_absorbed(tile, rank, rotated, whole) for whole in (True, False)],
+        [_absorbed(tile, rank, rotated, whole) | unscaled for whole in (True, False)],
         options={"num_warps": tile.num_warps},
         min_sm=sm,
         max_sm=sm,
         compact=compact,
     )
+
+
+def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
+    """The kernels of one model's sizes."""
+    for cache in (dtype, BYTES):
+        _register_absorbed(dtype, cache, sm, rank, rotated)
     wide = widened_tile(2, sm)
     blocks = {"BLOCK_M": wide.block_m, "BLOCK_D": head, "BLOCK_P": rotated, "BLOCK_V": head, "BLOCK_N": wide.block_n}
     register_aot(
@@ -93,29 +106,32 @@ def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
         options={"num_warps": wide.num_warps},
         min_sm=sm,
         max_sm=sm,
-        compact=compact,
+        compact=dtype == BF16 and sm == 90,
     )
 
 
-def _register_write(dtype: str, rank: int, rotated: int, interleaved: bool) -> None:
+def _register_write(dtype: str, cache: str, rank: int, rotated: int, interleaved: bool) -> None:
     strides = dict.fromkeys(("latents_stride", "page_stride"), I32_DIVISIBLE)
+    data = {**_pointers(dtype, "q", "latents", "own", "norm"), "cache": f"*{cache}"}
+    data, unscaled = _scaled(data, "cache_scale", cache)
     register_aot(
         latent_rope_write_kernel,
         {
-            **_pointers(dtype, "q", "latents", "cache", "own", "norm"),
+            **data,
             "positions": f"*{I32}", "slot_mapping": f"*{I64}", "cos_sin": f"*{FP32}", "eps": FP32,
             **_SIZES, **strides, "tokens": I32, "heads": I32, "page_shift": I32,
         },
-        [{"BLOCK_R": rank, "HALF": rotated // 2, "INTERLEAVED": interleaved, "TOKENS": TOKENS}],
+        [{"BLOCK_R": rank, "HALF": rotated // 2, "INTERLEAVED": interleaved, "TOKENS": TOKENS} | unscaled],
         options={"num_warps": WARPS},
         min_sm=_LEAST_SM,
-        compact=dtype == BF16 and interleaved,
+        compact=dtype == cache == BF16 and interleaved,
     )
 
 
 for _dtype in (BF16, FP16):
     for _rank, _rotated, _head, _interleaved in PUBLISHED:
-        _register_write(_dtype, _rank, _rotated, _interleaved)
+        for _cache in (_dtype, BYTES):
+            _register_write(_dtype, _cache, _rank, _rotated, _interleaved)
         for _sm in SMS:
             if _sm >= _LEAST_SM:
                 _register(_dtype, _sm, _rank, _rotated, _head)

@@ -1,4 +1,4 @@
-"""fp32 → fp8 e4m3 inside Triton kernels, on every SM, and the scale of values that are quantized together.
+"""fp32 → fp8 e4m3 inside Triton kernels, on every SM, and back, and the scale of values that are quantized together.
 
 Invariants: rounds to nearest even and saturates at ±448, bit for bit what torch's conversion of the clamped value
 gives. SM 8.9 and newer convert by instruction; older ones, which refuse the fp8 type even for stores, and Triton's
@@ -43,6 +43,25 @@ def e4m3_bits(x):
     code = tl.where(x == x, code, 0x7F)
     sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
     return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def e4m3_values(bits, DTYPE: tl.constexpr):
+    """What e4m3 codes of type uint8 stand for, in a float type of 16 or 32 bits, exactly; of NaN 480.
+
+    Its exponent and mantissa, put where that type has its own, are short of the value by the difference of both biases
+    alone, subnormals included.
+    """
+    if tl.float16 == DTYPE:
+        wide = bits.to(tl.uint16)
+        value = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    elif tl.bfloat16 == DTYPE:
+        wide = bits.to(tl.uint16)
+        value = (((wide & 0x80) << 8) | ((wide & 0x7F) << 4)).to(tl.bfloat16, bitcast=True) * 2.0**120
+    else:
+        wide = bits.to(tl.uint32)
+        value = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * 2.0**120
+    return value.to(DTYPE)
 
 
 @triton.jit

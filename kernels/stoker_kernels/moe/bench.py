@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 GROUPS, GROUP = (32, 64, 128, 0), 128  # columns of integers that share a scale: to check, and to time
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
-BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, "int4": 8e-3}
+BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, "int4": 8e-3, "nvfp4": 8e-3}
+KINDS: tuple[ExpertKind, ...] = get_args(ExpertKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
     for _ in range(cases):
         count, top_k = generator.choice([4, 9, 16, 60]), generator.choice([1, 2, 4])
         tokens = generator.choice([1, 3, 16, 17, 40, 100, 333, 1500])
-        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4", "int4"]
-        kind = generator.choice(kinds)
+        kind = generator.choice(KINDS)
         unit = 32 if kind in ("mxfp4", "int4") else 16
         ffn, hidden = unit * generator.randrange(4, 30), unit * generator.randrange(4, 40)
         weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
@@ -153,7 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default=",".join(LAYERS), help="which shapes (default: %(default)s)")
     parser.add_argument(
-        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4,int4", help="of weights (default: %(default)s)"
+        "--kinds", default=",".join(KINDS), help="of weights (default: %(default)s)"
     )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=40, help="random mixtures to check first (default: %(default)s)")

@@ -43,7 +43,7 @@ def experts(
     out: Tensor | None = None,
 ) -> Tensor:
     """`moe.experts`; `routes` has the plan of this module's `route`."""
-    tile = FIXED_PACKED_TILE if weights.kind == "mxfp4" else FIXED_TILE
+    tile = FIXED_PACKED_TILE if weights.in_four_bits else FIXED_TILE
     return triton_experts.experts(
         x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=out,
         tile=tile,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.steps import BLOCK, PLACES, runs_of, shape_of
+from stoker_kernels.moe.steps import BLOCK, PLACES, runs_of
 
 
 def columns_of(group: int, columns: int) -> int:
@@ -31,13 +31,18 @@ def groups_of(group: int, columns: int) -> int:
     return -(-columns // columns_of(group, columns))
 
 
+def places_together(group: int, columns: int) -> int:
+    """How many code places of a step of such a row share a group."""
+    found = columns_of(group, columns)
+    return PLACES if found == columns else next(count for count in (8, 4, 2, 1) if found % (BLOCK * count) == 0)
+
+
 def pack_int4(codes: Tensor) -> Tensor:
     """uint8 codes [R, K] as they rest: uint8 [R, K / 2]. Raises ValueError for rows of no whole blocks."""
     rows, columns = codes.shape
     found = torch.empty((rows, columns // 8), dtype=torch.int32, device=codes.device)
-    for start, size in runs_of(columns):
-        count, words = shape_of(columns, start, size)
-        part = codes[:, start : start + count * size].reshape(rows, count, PLACES, words).int()
+    for start, count, words in runs_of(columns):
+        part = codes[:, start : start + count * words * PLACES].reshape(rows, count, PLACES, words).int()
         made = torch.zeros((rows, count, words), dtype=torch.int32, device=codes.device)
         for place in range(PLACES):
             made |= part[:, :, place] << _bit(place)
@@ -49,11 +54,10 @@ def unpack_int4(data: Tensor) -> Tensor:
     """The codes uint8 [R, K] of such rows."""
     rows, columns = data.shape[0], data.shape[1] * 2
     every, found = data.view(torch.int32), torch.empty((rows, columns), dtype=torch.uint8, device=data.device)
-    for start, size in runs_of(columns):
-        count, words = shape_of(columns, start, size)
+    for start, count, words in runs_of(columns):
         part = every[:, start // 8 : start // 8 + count * words].view(rows, count, words)
         codes = torch.stack([part >> _bit(place) & 15 for place in range(PLACES)], dim=2)
-        found[:, start : start + count * size] = codes.view(rows, -1).to(torch.uint8)
+        found[:, start : start + count * words * PLACES] = codes.view(rows, -1).to(torch.uint8)
     return found
 
 

@@ -99,9 +99,11 @@ def experts(
 
     Experts in FP8 read x, and the product of gate and up, quantized per token. shared: [T, H], added to the sum, times
     sigmoid(shared_gate) [T, 1] where that is given. `limit` is the bound of the activation "clamped".
-    A token without experts gets what is shared, or zeros. Raises ValueError for shapes that do not fit,
-    KernelUnavailable where nothing takes the weights' dtype.
+    A token without experts gets what is shared, or zeros. Experts without a gate give down(relu(up)²), "relu2". Raises
+    ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weights' dtype.
     """
+    if weights.gated == (activation == "relu2"):
+        raise ValueError(f"experts {'with' if weights.gated else 'without'} a gate have no activation {activation!r}")
     if x.dim() != 2 or x.shape[1] != weights.hidden or routes.ids.shape[0] != x.shape[0]:
         raise ValueError(
             f"x is {tuple(x.shape)}, choices {tuple(routes.ids.shape)}, down [E, H, F] = {tuple(weights.down.shape)}"

@@ -14,6 +14,7 @@ from torch.nn import functional
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.moe.int4_layout import int4_values
 from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
+from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import BLOCK, Quantized
 
@@ -112,7 +113,9 @@ def experts(
 
 
 def activate(both: Tensor, activation: ExpertActivation, limit: float) -> Tensor:
-    """act(gate) · up of [T, 2F], gate first, in fp32."""
+    """act(gate) · up of [T, 2F], gate first, or the activation of [T, F] that has no gate, in fp32."""
+    if activation == "relu2":
+        return functional.relu(both.float()).square()
     gate, up = both.float().chunk(2, -1)
     if activation == "silu":
         return functional.silu(gate) * up
@@ -132,19 +135,23 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tens
 
 
 def matrices(weights: ExpertWeights, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32, of one in integers in `dtype`."""
+    """Gate-up and down of an expert; of one in FP8 or FP4 their values in fp32, of one in integers in `dtype`."""
     gate_up, down = weights.gate_up[expert], weights.down[expert]
     if weights.gate_up_scale is None or weights.down_scale is None:
         return gate_up, down
     gate_up_scale, down_scale = weights.gate_up_scale[expert], weights.down_scale[expert]
     if weights.kind == "mxfp4":
         return unpack_mxfp4(gate_up, gate_up_scale), unpack_mxfp4(down, down_scale)
+    if weights.gate_up_factor is not None and weights.down_factor is not None:
+        up = unpack_nvfp4(gate_up, gate_up_scale) * weights.gate_up_factor[expert, :, None]
+        return up, unpack_nvfp4(down, down_scale) * weights.down_factor[expert, :, None]
     if weights.kind == "int4":
         up = int4_values(gate_up, gate_up_scale, weights.group, dtype)
         return up, int4_values(down, down_scale, weights.group, dtype)
     if weights.kind == "fp8_channel":
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
-    halves = zip(gate_up.chunk(2), gate_up_scale.chunk(2), strict=True)
+    parts = 2 if weights.gated else 1
+    halves = zip(gate_up.chunk(parts), gate_up_scale.chunk(parts), strict=True)
     return torch.cat([half.float() * _spread(scale, half) for half, scale in halves]), down.float() * _spread(
         down_scale, down
     )

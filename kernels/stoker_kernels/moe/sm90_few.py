@@ -67,6 +67,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     tokens, top_k = routes.ids.shape
     if weights.in_four_bits or not chip_of(sm_of(x.device)).wgmma:
         return "takes experts in 16 bits or FP8, on sm_90"
+    if not weights.gated:
+        return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
     if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
         return f"takes bfloat16 throughout, not {sorted(map(str, floats))}"

@@ -20,16 +20,14 @@ from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.moe import triton_int4, triton_mxfp4
-from stoker_kernels.moe.int4_layout import columns_of
-from stoker_kernels.moe.steps import BLOCK as CODES_BLOCK
-from stoker_kernels.moe.steps import PLACES
+from stoker_kernels.moe import triton_fp4, triton_int4
+from stoker_kernels.moe.int4_layout import columns_of, places_together
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
 
-DENSE, CHANNEL, BLOCKED, MXFP4, INT4 = range(5)
-KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4}
+DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4 = range(6)
+KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4}
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
 
@@ -89,8 +87,10 @@ def _both(
 
 
 @triton.jit
-def _settled(sums, scale, x_scale, bias, row, rows, source, inside, KIND: tl.constexpr):
-    """The sums with what was left out: channels' and tokens' scales, and the bias."""
+def _settled(sums, scale, x_scale, factor, bias, row, rows, source, inside, KIND: tl.constexpr):
+    """The sums with what was left out: channels' and tokens' scales, rows' factors, and the bias."""
+    if factor is not None:
+        sums *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
     if KIND == 1:
         sums *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
     if KIND == 1 or KIND == 2:
@@ -102,9 +102,9 @@ def _settled(sums, scale, x_scale, bias, row, rows, source, inside, KIND: tl.con
 
 @kernel
 def gate_up_kernel(
-    x, x_scale, weight, scale, bias, order, tiles, out, ffn, hidden, group, x_stride, top_k, limit, slope,
+    x, x_scale, weight, scale, factor, bias, order, tiles, out, ffn, hidden, group, x_stride, top_k, limit, slope,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, TOGETHER: tl.constexpr,
-    CLAMPED: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+    PARTS: tl.constexpr, CLAMPED: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -116,58 +116,79 @@ def gate_up_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     source = (tl.load(order + place, mask=inside, other=0) // top_k).to(tl.int64)
+    tall = PARTS * ffn
     if KIND >= 3:
-        weight += expert * 2 * ffn * (hidden // 8)
+        weight += expert * tall * (hidden // 8)
     else:
-        weight += expert * 2 * ffn * hidden
+        weight += expert * tall * hidden
     gate_scale, up_scale = scale, scale
     if KIND == 1:
-        gate_scale += expert * 2 * ffn
+        gate_scale += expert * tall
         up_scale = gate_scale + ffn
     elif KIND == 2:
         wide, high = tl.cdiv(ffn, 128), tl.cdiv(hidden, 128)
-        gate_scale += (expert * 2 * wide + tl.program_id(0) * ROWS // 128) * high
+        gate_scale += (expert * PARTS * wide + tl.program_id(0) * ROWS // 128) * high
         up_scale = gate_scale + wide * high
-    elif KIND == 3:
-        gate_scale += expert * triton_mxfp4.steps_of(hidden) * 2 * ffn
+    elif KIND == 3 or KIND == 5:
+        gate_scale += expert * triton_fp4.steps_of(hidden, 16 if KIND == 5 else 32) * tall
         up_scale = gate_scale + ffn
     elif KIND == 4:
-        gate_scale += expert * tl.cdiv(hidden, group) * 2 * ffn
+        gate_scale += expert * tl.cdiv(hidden, group) * tall
         up_scale = gate_scale + ffn
+    gate_factor, up_factor = factor, factor
+    if factor is not None:
+        gate_factor += expert * tall
+        up_factor = gate_factor + ffn
     gate_bias, up_bias = bias, bias
     if bias is not None:
-        gate_bias += expert * 2 * ffn
+        gate_bias += expert * tall
         up_bias = gate_bias + ffn
-    if KIND == 3:
-        gate, up = triton_mxfp4.both(
-            weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, 2 * ffn,
-            hidden, x_stride, inside, WIDEN,
-        )  # fmt: skip
-    elif KIND == 4:
-        gate, up = triton_int4.both(
-            weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, 2 * ffn,
-            hidden, group, x_stride, inside, TOGETHER, WIDEN,
-        )  # fmt: skip
+    if PARTS == 1:
+        if KIND == 3 or KIND == 5:
+            sums = triton_fp4.part(
+                weight, gate_scale, x, row, source, ffn, tall, hidden, x_stride, inside, WIDEN, 16 if KIND == 5 else 32
+            )
+        elif KIND == 4:
+            sums = triton_int4.part(
+                weight, gate_scale, x, row, source, ffn, tall, hidden, group, x_stride, inside, TOGETHER, WIDEN
+            )
+        else:
+            sums = _part(weight, gate_scale, x, row, source, ffn, hidden, x_stride, inside, K, KIND == 2, WIDEN)
+        sums = tl.maximum(
+            _settled(sums, gate_scale, x_scale, gate_factor, gate_bias, row, ffn, source, inside, KIND), 0.0
+        )
+        result = sums * sums
     else:
-        gate, up = _both(
-            weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, hidden, x_stride,
-            inside, K, KIND == 2, WIDEN,
-        )  # fmt: skip
-    gate = _settled(gate, gate_scale, x_scale, gate_bias, row, ffn, source, inside, KIND)
-    up = _settled(up, up_scale, x_scale, up_bias, row, ffn, source, inside, KIND)
-    if CLAMPED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
-        result = up * gate * tl.sigmoid(slope * gate)
-    else:
-        result = gate * tl.sigmoid(gate) * up
+        if KIND == 3 or KIND == 5:
+            gate, up = triton_fp4.both(
+                weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, tall,
+                hidden, x_stride, inside, WIDEN, 16 if KIND == 5 else 32,
+            )  # fmt: skip
+        elif KIND == 4:
+            gate, up = triton_int4.both(
+                weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, tall,
+                hidden, group, x_stride, inside, TOGETHER, WIDEN,
+            )  # fmt: skip
+        else:
+            gate, up = _both(
+                weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, hidden,
+                x_stride, inside, K, KIND == 2, WIDEN,
+            )  # fmt: skip
+        gate = _settled(gate, gate_scale, x_scale, gate_factor, gate_bias, row, ffn, source, inside, KIND)
+        up = _settled(up, up_scale, x_scale, up_factor, up_bias, row, ffn, source, inside, KIND)
+        if CLAMPED:
+            gate = tl.minimum(gate, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+            result = up * gate * tl.sigmoid(slope * gate)
+        else:
+            result = gate * tl.sigmoid(gate) * up
     target = out + place[None, :].to(tl.int64) * ffn + row[:, None]
     tl.store(target, result.to(out.dtype.element_ty), mask=inside[None, :] & (row[:, None] < ffn))
 
 
 @kernel
 def down_kernel(
-    x, x_scale, weight, scale, bias, order, tiles, out, hidden, ffn, group,
+    x, x_scale, weight, scale, factor, bias, order, tiles, out, hidden, ffn, group,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, TOGETHER: tl.constexpr,
     WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -185,26 +206,30 @@ def down_kernel(
         weight += expert * hidden * (ffn // 8)
     else:
         weight += expert * hidden * ffn
-    if KIND == 3:
-        scale += expert * triton_mxfp4.steps_of(ffn) * hidden
+    if KIND == 3 or KIND == 5:
+        scale += expert * triton_fp4.steps_of(ffn, 16 if KIND == 5 else 32) * hidden
     elif KIND == 4:
         scale += expert * tl.cdiv(ffn, group) * hidden
     elif KIND == 1:
         scale += expert * hidden
     elif KIND == 2:
         scale += (expert * tl.cdiv(hidden, 128) + tl.program_id(0) * ROWS // 128) * tl.cdiv(ffn, 128)
+    if factor is not None:
+        factor += expert * hidden
     if bias is not None:
         bias += expert * hidden
     source = place.to(tl.int64)
-    if KIND == 3:
-        sums = triton_mxfp4.part(weight, scale, x, row, source, hidden, hidden, ffn, ffn, inside, WIDEN)
+    if KIND == 3 or KIND == 5:
+        sums = triton_fp4.part(
+            weight, scale, x, row, source, hidden, hidden, ffn, ffn, inside, WIDEN, 16 if KIND == 5 else 32
+        )
     elif KIND == 4:
         sums = triton_int4.part(
             weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, TOGETHER, WIDEN
         )
     else:
         sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
-    sums = _settled(sums, scale, x_scale, bias, row, hidden, source, inside, KIND)
+    sums = _settled(sums, scale, x_scale, factor, bias, row, hidden, source, inside, KIND)
     target = out + pair[None, :] * hidden + row[:, None]
     tl.store(target, sums.to(out.dtype.element_ty), mask=inside[None, :] & (row[:, None] < hidden))
 
@@ -292,21 +317,20 @@ def _gate_up(
     limit: float,
     tile: RowTile | None,
 ) -> Tensor:
-    """act(gate) · up of each pair, in the plan's order: [T·K, F] of x's dtype."""
-    from stoker_kernels.moe.types import CLAMPED_SLOPE
-
+    """What down reads of each pair, in the plan's order: [T·K, F] of x's dtype."""
     ffn, device = weights.ffn, x.device
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
     data, scale = _read(x, weights)
     tiles = plan.tiles.shape[0]
-    shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
+    shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=weights.gated)
     group, together = _groups(weights, weights.hidden)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
-        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype), weights.gate_up_bias, plan.order,
-        plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit, CLAMPED_SLOPE,
-        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
-        TOGETHER=together, CLAMPED=activation == "clamped", WIDEN=interpreting() and x.device.type == "cpu",
-        num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
+        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype), weights.gate_up_factor,
+        weights.gate_up_bias, plan.order, plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit,
+        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
+        TOGETHER=together, PARTS=2 if weights.gated else 1, CLAMPED=activation == "clamped",
+        WIDEN=interpreting() and x.device.type == "cpu", num_warps=shape.warps, num_stages=shape.stages,
+        **launch_options(device),
     )  # fmt: skip
     return inner
 
@@ -320,8 +344,8 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | Non
     shape = tile or _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
     group, together = _groups(weights, weights.ffn)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
-        data, scale, *_words(weights.down, weights.down_scale, inner.dtype), weights.down_bias, plan.order,
-        plan.tiles, rows, hidden, weights.ffn, group,
+        data, scale, *_words(weights.down, weights.down_scale, inner.dtype), weights.down_factor,
+        weights.down_bias, plan.order, plan.tiles, rows, hidden, weights.ffn, group,
         TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
         TOGETHER=together, WIDEN=interpreting() and inner.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
@@ -354,10 +378,7 @@ def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
     """Of integers the columns of a group, and how many code places of a step share one; else none."""
     if weights.kind != "int4":
         return None, 1
-    group = columns_of(weights.group, columns)
-    if group == columns:
-        return group, PLACES
-    return group, next(count for count in (8, 4, 2, 1) if group % (CODES_BLOCK * count) == 0)
+    return columns_of(weights.group, columns), places_together(weights.group, columns)
 
 
 def _row_tile(

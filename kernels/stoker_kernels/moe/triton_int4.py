@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.moe.triton_mxfp4 import step_of, steps_of
+from stoker_kernels.moe.triton_fp4 import step_of, steps_of
 
 
 @triton.jit
@@ -75,8 +75,8 @@ def part(
     sums = tl.zeros((row.shape[0], source.shape[0]), tl.float32)
     word = tl.arange(0, 32)
     there = row < rows
-    for step in range(steps_of(columns)):
-        start, width = step_of(step, columns)
+    for step in range(steps_of(columns, 32)):
+        start, width = step_of(step, columns, 32)
         words = tl.load(
             weight + row[:, None] * tl.multiple_of(columns // 8, 4) + (start // 8 + word)[None, :],
             mask=there[:, None] & (word < width)[None, :], other=0,
@@ -106,8 +106,8 @@ def both(
     others = tl.zeros((row.shape[0], source.shape[0]), tl.float32)
     word = tl.arange(0, 32)
     there = row < rows
-    for step in range(steps_of(columns)):
-        start, width = step_of(step, columns)
+    for step in range(steps_of(columns, 32)):
+        start, width = step_of(step, columns, 32)
         place_of = row[:, None] * tl.multiple_of(columns // 8, 4) + (start // 8 + word)[None, :]
         filled = there[:, None] & (word < width)[None, :]
         a = tl.load(gate + place_of, mask=filled, other=0)

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from stoker_kernels.moe.int4_layout import groups_of, pack_int4
 from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4
+from stoker_kernels.moe.nvfp4_layout import pack_nvfp4, quantize_nvfp4
 from stoker_kernels.moe.steps import PLACES, steps_of
-from stoker_kernels.quant import BLOCK, FP8, quantize_integers
+from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_integers
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4"]
-# "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate).
-ExpertActivation = Literal["silu", "clamped"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp4"]
+# "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate). "relu2": max(up, 0)², of
+# experts without a gate.
+ExpertActivation = Literal["silu", "clamped", "relu2"]
 CLAMPED_SLOPE = 1.702
 
 
@@ -89,9 +91,10 @@ class ExpertWeights:
     gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
     fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and
     [E, ⌈H/128⌉, ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and
-    [E, steps of F, H, 8], as `mxfp4_layout` says. int4: codes of the same shapes, and of a float dtype scales beside
-    zero points, [E, groups of H, 2F, 2] and [E, groups of F, H, 2], a group `group` columns, or 0: the whole row, as
-    `int4_layout` says. Biases: [E, 2F] and [E, H] or None.
+    [E, steps of F, H, 8], as `mxfp4_layout` says. nvfp4: the same by `nvfp4_layout`, and factors fp32 [E, 2F] and
+    [E, H]. int4: codes of the same shapes, and of a float dtype scales beside zero points, [E, groups of H, 2F, 2] and
+    [E, groups of F, H, 2], a group `group` columns, or 0: the whole row, as `int4_layout` says. Biases: [E, 2F] and
+    [E, H] or None. Experts without a gate have F rows in place of 2F throughout.
     Raises ValueError where they do not fit together.
     """
 
@@ -103,18 +106,30 @@ class ExpertWeights:
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     group: int = 0
+    gate_up_factor: Tensor | None = None
+    down_factor: Tensor | None = None
 
     def __post_init__(self) -> None:
         experts, hidden, ffn = self.experts, self.hidden, self.ffn
-        if tuple(self.gate_up.shape) != (experts, 2 * ffn, hidden // self._per_item):
+        up = 2 * ffn if self.gated else ffn
+        if tuple(self.gate_up.shape) != (experts, up, hidden // self._per_item):
             raise ValueError(f"gate_up is {tuple(self.gate_up.shape)}, down [E, H, F] = {tuple(self.down.shape)}")
         if not (self.gate_up.is_contiguous() and self.down.is_contiguous()):
             raise ValueError("the weights of experts are contiguous")
-        expected = expert_scale_shapes(self.kind, experts, ffn, hidden, self.group)
+        expected = expert_scale_shapes(self.kind, experts, ffn, hidden, self.group, gated=self.gated)
         got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
         fits = self.gate_up.dtype == (torch.uint8 if self.in_four_bits else FP8)
         if got != expected or not (self.gate_up.is_floating_point() if self.kind == "dense" else fits):
             raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
+        factors = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_factor, self.down_factor))
+        rows = ((experts, up), (experts, hidden)) if self.kind == "nvfp4" else (None, None)
+        if factors != rows:
+            raise ValueError(f"{self.kind} experts have factors {rows}, not {factors}")
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have a gate beside what it opens."""
+        return self.gate_up.shape[1] != self.ffn
 
     @property
     def takes_quantized(self) -> bool:
@@ -124,7 +139,7 @@ class ExpertWeights:
     @property
     def in_four_bits(self) -> bool:
         """Whether codes are words of eight."""
-        return self.kind in ("mxfp4", "int4")
+        return self.kind in ("mxfp4", "int4", "nvfp4")
 
     @property
     def _per_item(self) -> int:
@@ -148,20 +163,21 @@ class ExpertWeights:
 
 
 def expert_scale_shapes(
-    kind: ExpertKind, experts: int, ffn: int, hidden: int, group: int = 0
+    kind: ExpertKind, experts: int, ffn: int, hidden: int, group: int = 0, *, gated: bool = True
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """Shapes of the scales of gate and up, and of down; int4 has them for groups of `group` columns."""
+    parts = 2 if gated else 1
     if kind == "dense":
         return None, None
     if kind == "fp8_channel":
-        return (experts, 2 * ffn), (experts, hidden)
-    if kind == "mxfp4":
-        up, down = (len(steps_of(columns)) for columns in (hidden, ffn))
-        return (experts, up, 2 * ffn, PLACES), (experts, down, hidden, PLACES)
+        return (experts, parts * ffn), (experts, hidden)
+    if kind in ("mxfp4", "nvfp4"):
+        up, down = (len(steps_of(columns, FP4_BLOCKS[kind])) for columns in (hidden, ffn))
+        return (experts, up, parts * ffn, PLACES), (experts, down, hidden, PLACES)
     if kind == "int4":
-        return (experts, groups_of(group, hidden), 2 * ffn, 2), (experts, groups_of(group, ffn), hidden, 2)
+        return (experts, groups_of(group, hidden), parts * ffn, 2), (experts, groups_of(group, ffn), hidden, 2)
     wide, high = -(-ffn // BLOCK), -(-hidden // BLOCK)
-    return (experts, 2 * wide, high), (experts, high, wide)
+    return (experts, parts * wide, high), (experts, high, wide)
 
 
 def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -> ExpertWeights:
@@ -170,13 +186,17 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -
 
     if kind == "dense":
         return weights
+    if kind == "nvfp4":
+        up, down = _in_nvfp4(weights.gate_up), _in_nvfp4(weights.down)
+        made = (up[0], down[0], kind, up[1], down[1], weights.gate_up_bias, weights.down_bias)
+        return ExpertWeights(*made, gate_up_factor=up[2], down_factor=down[2])
     if kind == "mxfp4":
         return _packed(weights, kind, _in_mxfp4(weights.gate_up), _in_mxfp4(weights.down), 0)
     if kind == "int4":
         return _packed(weights, kind, _in_int4(weights.gate_up, group), _in_int4(weights.down, group), group)
-    gate_ups, downs = [], []
+    gate_ups, downs, parts = [], [], 2 if weights.gated else 1
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
-        gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(2)])
+        gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(parts)])
         downs.append(quantize_weight(down, kind))
     data = torch.stack([torch.cat([half.data for half in halves]) for halves in gate_ups])
     scales = torch.stack([torch.cat([_scale(half.scale, kind) for half in halves]) for halves in gate_ups])
@@ -197,6 +217,13 @@ def _packed(
 def _in_mxfp4(matrices: Tensor) -> tuple[Tensor, Tensor]:
     data, scales = zip(*(pack_mxfp4(*quantize_mxfp4(each)) for each in matrices), strict=True)
     return torch.stack(data), torch.stack(scales)
+
+
+def _in_nvfp4(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    made = [quantize_nvfp4(each) for each in matrices]
+    data, scales = zip(*(pack_nvfp4(codes, scale) for codes, scale, _ in made), strict=True)
+    factors = torch.stack([factor for *_, factor in made])[:, None].expand(matrices.shape[:2])
+    return torch.stack(data), torch.stack(scales), factors.contiguous()
 
 
 def _in_int4(matrices: Tensor, group: int) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ PUBLISHED = (
     (160, 8, True, True, 1, 1),  # GLM-4.5
     (64, 6, False, False, 1, 1),  # DeepSeek-V2-Lite
     (256, 8, True, True, 8, 4),  # DeepSeek-V3
+    (512, 10, True, False, 1, 1),  # Qwen3-Next-80B-A3B
+    (128, 6, True, True, 1, 1),  # Nemotron-3-Nano-30B-A3B
 )
 _TILE_CHOICES = {
     16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
@@ -57,7 +59,7 @@ _PACKED_CHOICES = {
     | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
-PACKED, INTEGERS = 3, 4
+BLOCKS, PACKED, INTEGERS, NVFP4 = 2, 3, 4, 5
 # Code places of a step that share a group of 32, 64 and 128 columns.
 TOGETHER = (1, 2, 4)
 
@@ -113,44 +115,57 @@ def _register_products() -> None:
         types = plan | {"x": f"*{weight}", "weight": f"*{weight}", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
         unscaled: dict[str, object] = {"x_scale": None, "scale": None} if kind == 0 else {}
         for biased in (False, True) if kind == 0 else (False,):
-            bias: dict[str, object] = {"group": None} if biased else {"group": None, "bias": None}
+            bias: dict[str, object] = {"group": None, "factor": None}
+            if not biased:
+                bias["bias"] = None
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
                 if kind > 0:
                     _register_product(gated, _FP8_CHOICES, kind, 90, types, bias, max_sm=90)
+        if kind < BLOCKS:
+            alone: dict[str, object] = {"group": None, "factor": None, "bias": None, "PARTS": 1}
+            _register_product(True, _DOWN_CHOICES, kind, min_sm, types, unscaled | alone)
+            if kind > 0:
+                _register_product(True, _FP8_CHOICES, kind, 90, types, alone, max_sm=90)
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
-            absent: dict[str, object] = {"x_scale": None, "group": None}
+            absent: dict[str, object] = {"x_scale": None, "group": None, "factor": None}
             if not biased:
                 absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
+        floats: dict[str, object] = {"x_scale": None, "group": None, "bias": None}
+        _register_product(gated, table, NVFP4, 80, packed | {"factor": f"*{FP32}"}, floats)
+    _register_product(
+        True, _PACKED_CHOICES[False], NVFP4, 80, packed | {"factor": f"*{FP32}"}, floats | {"PARTS": 1}
+    )
     integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
     for gated, table in _PACKED_CHOICES.items():
         for together in TOGETHER:
-            shared: dict[str, object] = {"x_scale": None, "bias": None, "TOGETHER": together}
+            shared: dict[str, object] = {"x_scale": None, "bias": None, "factor": None, "TOGETHER": together}
             _register_product(gated, table, INTEGERS, 80, integers, shared)
 
 
 def _register_product(
-    gated: bool, table: dict[int, tuple[RowTile, ...]], kind: int, min_sm: int, types: dict[str, str],
+    gate_up: bool, table: dict[int, tuple[RowTile, ...]], kind: int, min_sm: int, types: dict[str, str],
     constants: dict[str, object], max_sm: int = 999,
 ) -> None:  # fmt: skip
     types = types | {"out": f"*{BF16}", "bias": f"*{BF16}", "ffn": I32_DIVISIBLE, "hidden": I32_DIVISIBLE}
     biased = "bias" not in constants
     constants = {"TOGETHER": 1} | constants
-    if gated:
+    if gate_up:
         types |= {"x_stride": I32_DIVISIBLE, "top_k": I32, "limit": FP32, "slope": FP32}
-        constants = constants | {"CLAMPED": biased}
+        constants = {"CLAMPED": biased, "PARTS": 2} | constants
     for tokens, shapes in table.items():
         for shape in shapes:
-            columns = shape.columns if kind in (0, PACKED, INTEGERS) else 128
+            columns = shape.columns if kind in (0, PACKED, INTEGERS, NVFP4) else 128
             register_aot(
-                triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
+                triton_experts.gate_up_kernel if gate_up else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],
                 options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm, max_sm=max_sm,
-                compact=tokens == (16 if gated else 128) and kind == 0 and not biased and shape is shapes[0],
+                compact=tokens == (16 if gate_up else 128) and kind == 0 and not biased and shape is shapes[0]
+                and constants.get("PARTS") != 1,
             )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from stoker_kernels.quant.block_planes import (
     steps_and_tails,
 )
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
-from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight
+from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight, nearest_e2m1
 from stoker_kernels.quant.int8_weight import INT8_MAX, Int8Weight, quantize_int8
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
@@ -64,6 +64,7 @@ __all__ = [
     "dequantize",
     "element_bits",
     "integer_scale_shape",
+    "nearest_e2m1",
     "pack_rows",
     "place_planes",
     "plane_sizes",

@@ -12,6 +12,7 @@ Does not know: how a product with it is computed (`fp4_gemm`), nor how a file na
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -22,6 +23,14 @@ FP4_BLOCKS: dict[Fp4Kind, int] = {"nvfp4": 16, "mxfp4": 32}
 """Columns that share a scale."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of codes 0 to 7; 8 to 15 are the same, negative."""
+
+
+def nearest_e2m1(x: Tensor) -> Tensor:
+    """The codes, uint8, of the numbers nearest to x; half-way it is the even code, beyond 6 that of 6."""
+    edges = torch.tensor([(low + high) / 2 for low, high in pairwise(E2M1)], device=x.device)
+    below, above = (torch.bucketize(x.abs(), edges, right=right) for right in (False, True))
+    size = torch.where(below % 2 == 0, below, above).to(torch.uint8)
+    return size + 8 * (x < 0).to(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
-from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
+from stoker_runtime.weights.cpu_order import packed_for_cpu
+from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead
 

@@ -28,7 +28,9 @@ KINDS = {
     "cuda": ("dense", "fp8_channel", "int4", "int8"),
     "cpu": ("dense", "fp8_channel", "fp8_block", "int4", "int8"),
 }
-EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8, EXPERTS_KIND: torch.uint8}
+EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8} | dict.fromkeys(
+    (EXPERTS_KIND, "mxfp4", "nvfp4"), torch.uint8
+)
 """Likewise of experts, with the type that their kernels are chosen by; None: the model's."""
 OPS = ("linear", "linear_silu_mul", "rms_norm", "embed", "token_logprobs")
 ATTENTION, LATENTS = ("paged_attention", "qk_norm_rope_kv_write"), ("latent_attention", "latent_rope_write")

@@ -121,12 +121,6 @@ def resolve(
             "model's own type or of fp8; leave --kv-cache-dtype out, or give it as fp8.",
             param="kv_cache_dtype",
         )
-    if kv_dtype == "fp8" and spec.latent is not None:
-        raise ConfigError(
-            f"kv_cache_dtype is fp8, but latent attention ({spec.architecture}) reads latents of 16 or 32 bits, which "
-            "are a fraction of other models' keys and values; leave --kv-cache-dtype out.",
-            param="kv_cache_dtype",
-        )
     refuse_beyond(config.max_model_len, spec.max_position)
     max_len = config.max_model_len or spec.max_position
     on_gpu = device == "cuda"

@@ -211,7 +211,8 @@ class Decoder:
             return None
         projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
         if layer.state is not None:
-            return pass_states(self.spec, layer.state, projected, inputs.attention, kept)
+            gates = None if layer.state.gates is None else self._linear(hidden, layer.state.gates, None)
+            return pass_states(self.spec, layer.state, projected, gates, inputs.attention, kept)
         return self._attend(index, projected, inputs, kept)
 
     def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:
@@ -219,7 +220,8 @@ class Decoder:
         spec = self.spec
         layer = self.weights.layers[index]
         if layer.latent is not None:
-            return attend_latents(spec, layer.latent, qkv, inputs, cache[0], self._cos_sin[index], self._linear)
+            table, (scale, _) = self._cos_sin[index], self._cache_scales(index, cache[0])
+            return attend_latents(spec, layer.latent, qkv, inputs, cache[0], table, self._linear, scale)
         gate = None
         if spec.attention_gate:
             qkv, gate = qkv.split((spec.q_size + 2 * spec.kv_size, spec.q_size), dim=1)

@@ -41,7 +41,8 @@ class LatentWeights:
 @dataclass(frozen=True, slots=True)
 class StateWeights:
     """A layer with a state: the convolution `[C, W]` and its bias, what decides how much is forgotten, `[H]` fp32, and
-    the norm of what comes of it. `skip`, of Mamba-2 alone, lets a head's input through beside its state.
+    the norm of what comes of it. `skip`, of Mamba-2 alone, lets a head's input through beside its state. `gates`
+    projects what the delta rule learns and forgets by, unless the layer's first matrix does.
     """
 
     conv: Tensor
@@ -50,6 +51,7 @@ class StateWeights:
     norm: Tensor
     conv_bias: Tensor | None = None
     skip: Tensor | None = None
+    gates: AnyWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,11 @@ class LayerWeights:
 
     @property
     def reader(self) -> AnyWeight | None:
-        """The weight in whose form the layer's input is wanted: of what brings tokens together, where it does."""
+        """The weight in whose form the layer's input is wanted: of what brings tokens together, where it does; of two
+        that read it the one in 16 bits.
+        """
+        if self.state is not None and self.state.gates is not None:
+            return self.state.gates
         return self.ffn_reader if self.qkv is None else self.qkv
 
     @property

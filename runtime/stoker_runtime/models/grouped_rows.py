@@ -28,6 +28,11 @@ class Groups:
 
 def grouped_rows(spec: ModelSpec, field: str) -> tuple[Groups, ...]:
     """The tensors of `field`, in the order of their names."""
+    if field in ("qkv", "qkv_bias") and not spec.attention_gate:
+        # Of each KV head its queries, its key and its value.
+        queries = spec.heads // spec.kv_heads * spec.head_dim
+        starts = (0, spec.q_size, spec.q_size + spec.kv_size)
+        return (Groups(spec.kv_heads, (queries, spec.head_dim, spec.head_dim), starts),)
     if field == "qkv":
         # Queries with a gate, head by head; keys; values. The gates stand last.
         gates = spec.q_size + 2 * spec.kv_size
@@ -40,8 +45,22 @@ def grouped_rows(spec: ModelSpec, field: str) -> tuple[Groups, ...]:
     assert state is not None, f"no rows of {field} are grouped"
     # Of each key head its query, its key, its heads' values and gates; then what its heads learn and forget by.
     heads, keys = state.heads // state.groups, state.groups * state.size
-    wide, beyond = heads * state.head_dim, state.channels + state.inner
-    return (
-        Groups(state.groups, (state.size, state.size, wide, wide), (0, keys, 2 * keys, state.channels)),
-        Groups(state.groups, (heads, heads), (beyond, beyond + state.heads)),
-    )
+    wide, beyond = heads * state.head_dim, 0 if field == "state_gates" else state.channels + state.inner
+    learned = Groups(state.groups, (heads, heads), (beyond, beyond + state.heads))
+    if field == "state_gates":
+        return (learned,)
+    read = Groups(state.groups, (state.size, state.size, wide, wide), (0, keys, 2 * keys, state.channels))
+    return (read,) if state.gates_apart else (read, learned)
+
+
+def row_order(tensors: tuple[Groups, ...]) -> list[int]:
+    """For each final row, which it is of all rows of the tensors, one behind the other."""
+    found = [0] * sum(each.rows for each in tensors)
+    source = 0
+    for each in tensors:
+        for group in range(each.count):
+            for start, rows in zip(each.starts, each.sizes, strict=True):
+                at = start + group * rows
+                found[at : at + rows] = range(source, source + rows)
+                source += rows
+    return found

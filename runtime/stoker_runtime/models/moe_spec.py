@@ -19,8 +19,9 @@ class MoeSpec:
     scoring, renormalize, scale, groups, top_groups, group_top2 (a group is worth its two best experts, not its best)
     and jitter say how they are chosen; `correction_bias` moves the choice and not the weights.
     Beside them runs an expert of width `shared_ffn` (0: none) for every token, times a gate where `shared_gate`.
-    limit: 0 is SwiGLU with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits,
-    and so do kernels, unless `quantization` is none.
+    Experts have a gate where the model's feed-forwards have one (`ModelSpec.gated`), else relu². limit: 0 is SwiGLU
+    with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits, and so do kernels,
+    unless `quantization` is none.
     held: of a rank among several that has whole experts, those; None: all.
     """
 

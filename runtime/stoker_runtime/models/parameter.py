@@ -13,7 +13,7 @@ from math import prod
 
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, experts_sizes
-from stoker_runtime.models.quantization.integer_scheme import IN_SITU, IntegerScheme
+from stoker_runtime.models.quantization.integer_scheme import IN_SITU
 from stoker_runtime.models.quantization.schemes import Scheme, is_packed
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -112,11 +112,11 @@ def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
     if kind == "blocks":
         return sum(aligned(part.num_bytes) for part in parameter.blocks)
     if kind == EXPERTS_KIND:
-        return sum(map(aligned, experts_sizes(parameter.shape)))
+        return sum(map(aligned, experts_sizes(parameter.shape, "mxfp4")))
     if is_packed(kind):
         n, k = parameter.shape
         scheme = stored_scheme(parameter)
-        if parameter.role is Role.EXPERTS and isinstance(scheme, IntegerScheme):
+        if parameter.role is Role.EXPERTS:
             return sum(map(aligned, scheme.experts_sizes(n, k, ITEM_BYTES[dtype])))
         return sum(map(aligned, scheme.sizes(n, k, ITEM_BYTES[dtype])))
     return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(scale_count(parameter, kind) * 4)

@@ -254,7 +254,8 @@ class ModelSpec:
 
     def _moe_rows(self, moe: MoeSpec) -> list[tuple[str, tuple[int, ...], Role, bool]]:
         """A mixture's parameters. Those of its experts are stacked: the rows of one lie behind the other's."""
-        up, down, shared = len(moe.here) * 2 * moe.ffn, len(moe.here) * self.hidden, bool(moe.shared_ffn)
+        parts, shared = 2 if self.gated else 1, bool(moe.shared_ffn)
+        up, down = len(moe.here) * parts * moe.ffn, len(moe.here) * self.hidden
         adds_bias = moe.held is not None or self.part is None or self.part.tensor == 0
         return [
             ("router", (moe.experts, self.hidden), Role.ROUTER, True),
@@ -265,7 +266,7 @@ class ModelSpec:
             ("experts_down", (down, moe.ffn), Role.EXPERTS, True),
             ("experts_down_bias", (down,), Role.BIAS, moe.expert_bias and adds_bias),
             ("shared_gate", (1, self.hidden), Role.ROUTER, shared and moe.shared_gate),
-            ("shared_gate_up", (2 * moe.shared_ffn, self.hidden), Role.LINEAR, shared),
+            ("shared_gate_up", (parts * moe.shared_ffn, self.hidden), Role.LINEAR, shared),
             ("shared_down", (self.hidden, moe.shared_ffn), Role.LINEAR, shared),
         ]
 

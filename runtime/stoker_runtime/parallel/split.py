@@ -23,7 +23,6 @@ from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import BLOCK, ITEM_BYTES, QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.quantization.integer_scheme import EXPERTS_BLOCK
 from stoker_runtime.models.spec import ModelSpec, Part, QkNorm
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
@@ -338,6 +337,6 @@ def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | N
     group = parameter.scheme.columns(parameter.shape[1])
     if cut_columns and group < parameter.shape[1] and size % group:
         return f"{field} would be cut at {size}, within its groups of {group}"
-    if cut_columns and parameter.role is Role.EXPERTS and size % EXPERTS_BLOCK:
-        return f"{field} would be cut at {size}, within its blocks of {EXPERTS_BLOCK}"
+    if cut_columns and parameter.role is Role.EXPERTS and size % parameter.scheme.experts_block:
+        return f"{field} would be cut at {size}, within its blocks of {parameter.scheme.experts_block}"
     return None

@@ -26,7 +26,7 @@ from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
-from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless
+from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless, rows_of
 
 FP8_ENCODING = "F8_E4M3"
 ENCODINGS = {"fp8_channel": FP8_ENCODING, "fp8_block": FP8_ENCODING, "int8_channel": "I8"}
@@ -117,10 +117,13 @@ def _route(piece: Route, kind: str, scales: Entries, is_last: bool) -> ScaleRout
     if scale.encoding not in PLAIN_DTYPES:
         raise ModelError(f"{scale.file}: tensor {scale.name} is {scale.encoding}; it must be one of "
                          f"{', '.join(PLAIN_DTYPES)}.")  # fmt: skip
+    whole = piece.source_rows or rows
     if kind == "fp8_block":
-        expected = scale_shape("fp8_block", rows, columns)
+        expected = scale_shape("fp8_block", whole, columns)
         if scale.shape != expected:
             raise _misshaped(scale, f"{list(expected or ())}, one number for each {BLOCK}×{BLOCK} weights")
+        if piece.source_rows:
+            return _part_of_blocks(piece, scale)
         if not is_last and rows % BLOCK:
             raise ModelError(
                 f"{weight.file}: tensor {weight.name} has {rows} rows, not a multiple of {BLOCK}: its block scales "
@@ -129,9 +132,23 @@ def _route(piece: Route, kind: str, scales: Entries, is_last: bool) -> ScaleRout
         return ScaleRoute(scale, piece.row, rows, spread=False)
     if prod(scale.shape) == 1 and rows != 1:
         return ScaleRoute(scale, piece.row, rows, spread=True)
-    if scale.shape not in ((rows,), (rows, 1)):
-        raise _misshaped(scale, f"one number, or [{rows}, 1]")
+    if scale.shape not in ((whole,), (whole, 1)):
+        raise _misshaped(scale, f"one number, or [{whole}, 1]")
+    if piece.source_rows:
+        scale = rows_of(scale, piece.source, (rows, *scale.shape[1:]))
     return ScaleRoute(scale, piece.row, rows, spread=False)
+
+
+def _part_of_blocks(piece: Route, scale: TensorEntry) -> ScaleRoute:
+    """The scales of rows that lie in a group of a tensor. Raises ModelError where a block has rows of two parts."""
+    rows = piece.shape[0]
+    if any(each % BLOCK for each in (rows, piece.source, piece.row)):
+        raise ModelError(
+            f"{piece.entry.file}: tensor {piece.entry.name} is brought apart by {rows} rows; its block scales would "
+            f"need a multiple of {BLOCK}."
+        )
+    part = rows_of(scale, piece.source // BLOCK, (rows // BLOCK, *scale.shape[1:]))
+    return ScaleRoute(part, piece.row, rows, spread=False)
 
 
 def _misshaped(scale: TensorEntry, expected: str) -> ModelError:

@@ -8,17 +8,15 @@ Knows nothing of files and formats.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm import encode_blocks, store_planes
-from stoker_kernels.block_gemm import pack as pack_blocks
-from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
-from stoker_kernels.moe import ExpertKind, ExpertWeights
+from stoker_kernels.moe import ExpertKind, ExpertWeights, quantize_mxfp4, quantize_nvfp4
 from stoker_kernels.quant import (
     BLOCK,
     WEIGHT_KINDS,
@@ -44,11 +42,11 @@ from stoker_runtime.models.decoder_weights import (
     StateWeights,
 )
 from stoker_runtime.models.parameter import Parameter, Role, aligned, stored_kind, stored_scheme
-from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme, experts_sizes
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, IntegerExperts, Mxfp4Experts
+from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, Fp4Experts, IntegerExperts
 from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
@@ -97,6 +95,9 @@ class WeightArena:
         if name in self.experts:
             self.experts[name].quantize(whole)
             return
+        if name in self.fp4:
+            self._quantize_fp4(name, whole)
+            return
         if name in self.blocks:
             (piece,) = self.blocks[name].pieces
             rows = max(1, ROUNDED_AT_ONCE // whole.shape[1])
@@ -111,6 +112,14 @@ class WeightArena:
         for first in range(0, whole.shape[0], rows):
             codes, scale, zero = quantize_integers(whole[first : first + rows], place.bits, place.group)
             self.store_integers(name, first, codes, scale, zero)
+
+    def _quantize_fp4(self, name: str, whole: Tensor) -> None:
+        factor = None
+        if self.fp4[name].kind == "nvfp4":
+            codes, scale, factor = quantize_nvfp4(whole)
+        else:
+            codes, scale = quantize_mxfp4(whole)
+        self.store_fp4(name, 0, codes, scale.t(), factor)
 
     def _quantize_fp8(self, name: str, whole: Tensor) -> None:
         """Some rows at a time where each has scales of its own: stacked experts need not all be in fp32 at once."""
@@ -216,12 +225,13 @@ class WeightArena:
     def _place_experts(self, parameter: Parameter, stored: str) -> ExpertPlace:
         assert self.spec.moe is not None, "experts are of a mixture"
         (n, k), count = parameter.shape, len(self.spec.moe.here)
-        if stored == EXPERTS_KIND:
-            codes, scales = experts_sizes(parameter.shape)
+        scheme = Fp4Scheme("mxfp4") if stored == EXPERTS_KIND else stored_scheme(parameter)
+        if isinstance(scheme, Fp4Scheme):
+            codes, scales, *factors = scheme.experts_sizes(n, k, self.dtype.itemsize)
             data = self._take((count, n // count, k // 2), torch.uint8, codes)
-            return Mxfp4Experts(data, self._take((count, scales // (n * 8), n // count, 8), torch.uint8, scales))
-        scheme = stored_scheme(parameter)
-        assert isinstance(scheme, IntegerScheme), "experts in floats of four bits are of their own kind"
+            scale = self._take((count, scales // (n * 8), n // count, 8), torch.uint8, scales)
+            views = [self._take((count, n // count), torch.float32, size) for size in factors]
+            return Fp4Experts(data, scale, *views)
         codes, scales = scheme.experts_sizes(n, k, self.dtype.itemsize)
         data = self._take((count, n // count, k // 2), torch.uint8, codes)
         groups = -(-k // scheme.columns(k))
@@ -294,6 +304,7 @@ class WeightArena:
             norm=self.dense[name("state_norm")],
             conv_bias=self.dense.get(name("conv_bias")),
             skip=self.dense.get(name("skip")),
+            gates=self._linear(name("state_gates")) if self._holds(name("state_gates")) else None,
         )
 
     def _latent(self, layer: int) -> LatentWeights:
@@ -336,11 +347,14 @@ class WeightArena:
             return None if data is None else LinearWeight(data)
 
         (up, up_scale, kind, up_bias), (down, down_scale, _, down_bias) = stack("gate_up"), stack("down")
-        packed = self.experts.get(f"layers.{layer}.experts_down")
-        group = packed.group if packed else 0
+        places = [self.experts.get(f"layers.{layer}.experts_{field}") for field in ("gate_up", "down")]
+        up_factor, down_factor = (None if place is None else place.factor for place in places)
+        group = places[1].group if places[1] else 0
         return MixtureWeights(
             router=LinearWeight(self.dense[f"layers.{layer}.router"]),
-            experts=ExpertWeights(up, down, kind, up_scale, down_scale, up_bias, down_bias, group),
+            experts=ExpertWeights(
+                up, down, kind, up_scale, down_scale, up_bias, down_bias, group, up_factor, down_factor
+            ),
             router_bias=self.dense.get(f"layers.{layer}.router_bias"),
             correction_bias=self.dense.get(f"layers.{layer}.correction_bias"),
             shared_gate=dense("shared_gate"),
@@ -361,33 +375,3 @@ class WeightArena:
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
         )
-
-
-def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeights:
-    """The same weights, the matrices in the order in which this processor's products read them, if it has one.
-
-    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, for
-    a model that runs in bf16, so that `weights` must not be read again.
-    """
-
-    def packed(weight: AnyWeight) -> AnyWeight:
-        if isinstance(weight, BlockWeight):
-            return pack_blocks(weight) if dtype == torch.bfloat16 else weight
-        return pack(weight)
-
-    layers = tuple(
-        replace(
-            each,
-            qkv=each.qkv and packed(each.qkv),
-            latent=each.latent and replace(each.latent, q_b=each.latent.q_b and packed(each.latent.q_b)),
-            output=each.output and packed(each.output),
-            gate_up=each.gate_up and packed(each.gate_up),
-            down=each.down and packed(each.down),
-        )
-        for each in weights.layers
-    )
-    weights = replace(weights, fuse=weights.fuse and packed(weights.fuse))
-    head = packed(weights.head) if weights.head.out_features else weights.head
-    if isinstance(head, BlockWeight) and weights.embed is weights.head:
-        return replace(weights, layers=layers, head=head, embed=head)
-    return replace(weights, layers=layers, head=head)

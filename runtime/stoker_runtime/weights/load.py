@@ -179,7 +179,7 @@ def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary
     integers = plan_packed(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
-    routes = with_scales(spec, route(spec, entries, Vocabulary.HF), scale_entries)
+    routes = with_scales(spec, route(spec, entries, Vocabulary.HF, integers), scale_entries)
     check_experts(spec, routes)
     scales = plan_scales(spec, routes, scale_entries)
     for parameter, pieces in routes.items():
@@ -215,7 +215,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     pending: deque[Pending] = deque()
     for parameter in arena.spec.parameters():
         stored = stored_kind(parameter, arena.quantization)
-        if parameter.scheme is not None or stored == EXPERTS_KIND:
+        if parameter.name not in routes or stored == EXPERTS_KIND:
             continue
         if parameter.blocks and arena.quantization not in MADE:
             kept, waiting = _keep_blocks(arena, parameter, routes[parameter.name], lanes)

@@ -8,7 +8,7 @@ Knows nothing of bytes and devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -41,7 +41,8 @@ class Route:
 
     `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
     checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
-    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8.
+    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
+    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`.
     """
 
     entry: TensorEntry
@@ -53,6 +54,8 @@ class Route:
     offset: float = 0.0
     paired: bool = False
     scales: TensorEntry | None = None
+    source: int = 0
+    source_rows: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -65,12 +68,14 @@ class Route:
         return self.shape[0] if self.transposed or self.paired or self.scales else self.head_rows or 1
 
 
-def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
-    """The routes into each parameter but those in integers, in the order of `spec.parameters()`.
+def route(
+    spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary, packed: Container[str] = ()
+) -> dict[str, tuple[Route, ...]]:
+    """The routes into each parameter but those in `packed`, in the order of `spec.parameters()`.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.
     """
-    plain = (parameter for parameter in spec.parameters() if parameter.scheme is None)
+    plain = (parameter for parameter in spec.parameters() if parameter.name not in packed)
     routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in plain}
     every = [piece for pieces in routes.values() for piece in pieces]
     used = {entry.name for piece in every for entry in (piece.entry, piece.scales) if entry is not None}
@@ -84,8 +89,6 @@ def _pieces(
     spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
 ) -> tuple[Route, ...]:
     stored = stored_form(spec, parameter.name, vocabulary)
-    if stored is Stored.BY_KV_HEAD:
-        return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
     if stored is Stored.GROUPED:
@@ -109,22 +112,6 @@ def _pieces(
     return tuple(pieces)
 
 
-def _by_kv_head(
-    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
-) -> Iterator[Route]:
-    """Merged Q, K and V of which a KV head's queries, key and value lie together, brought apart."""
-    (name,) = tensor_names(spec, parameter.name, vocabulary)
-    entry = find_entry(entries, name, parameter.shape, spec.architecture)
-    group, dim = spec.heads // spec.kv_heads, spec.head_dim
-    starts = (0, spec.q_size, spec.q_size + spec.kv_size)
-    source = 0
-    for head in range(spec.kv_heads):
-        for start, rows in zip(starts, (group * dim, dim, dim), strict=True):
-            shape = (rows, *parameter.shape[1:])
-            yield Route(_rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
-            source += rows
-
-
 def _grouped(
     spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
 ) -> Iterator[Route]:
@@ -136,7 +123,10 @@ def _grouped(
         for group in range(groups.count):
             for start, rows in zip(groups.starts, groups.sizes, strict=True):
                 shape = (rows, *parameter.shape[1:])
-                yield Route(_rows_of(entry, source, shape), parameter.name, start + group * rows, shape)
+                yield Route(
+                    rows_of(entry, source, shape), parameter.name, start + group * rows, shape,
+                    source=source, source_rows=groups.rows,
+                )  # fmt: skip
                 source += rows
 
 
@@ -173,13 +163,13 @@ def _stacked(
     paired = turned and "gate_up" in parameter.name
     for expert in range(experts):
         yield Route(
-            _rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
+            rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
             transposed=turned and bool(columns) and not packed, paired=paired,
-            scales=scales and _rows_of(scales, expert, (1, *scales.shape[1:])),
+            scales=scales and rows_of(scales, expert, (1, *scales.shape[1:])),
         )  # fmt: skip
 
 
-def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
+def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
     # Of a window, a row is some runs of bytes.

@@ -24,6 +24,8 @@ class Shape:
     rank: int
     page: int = 16
     dtype: torch.dtype = torch.float32
+    cache_scale: float = 0.0
+    """Of a cache in e4m3; 0: the cache is of `dtype`."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class LatentBatch:
     cache: Tensor
     kv_b: Tensor
     meta: AttentionMeta
+    cache_scale: Tensor | None = None
 
 
 def random_batch(
@@ -79,5 +82,11 @@ def random_batch(
         max(keys for _, keys in rows),
         attention_workspace(len(rows), shape.heads, shape.rank, device),
     )
+    scale = torch.tensor([shape.cache_scale]) if shape.cache_scale else None
+    if scale is not None:
+        held = (cache / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        own = (own / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
     q, own, cache, kv_b = (each.to(shape.dtype).to(device) for each in (q, own, cache, kv_b))
+    if scale is not None:
+        return LatentBatch(q, own, held.to(device), kv_b, meta, scale.to(device))
     return LatentBatch(q, own, cache, kv_b, meta)

@@ -11,15 +11,27 @@ from stoker_kernels.launch import aot
 SHARED_MEMORY = {86: 99, 90: 227}
 
 
-def widest(kernel: str, sm: int) -> aot.Variant:
-    """A kernel for DeepSeek V3 in bf16."""
-    found = [each for each in aot.variants(sm) if each.spec.kernel.__name__ == kernel and "bf16" in str(each.arguments)]
+def widest(kernel: str, sm: int, *, fp8: bool = False) -> aot.Variant:
+    """A kernel for DeepSeek V3 in bf16, and of a cache in bf16 or e4m3."""
+    found = [
+        each
+        for each in aot.variants(sm)
+        if each.spec.kernel.__name__ == kernel
+        and "bf16" in str(each.arguments)
+        and ("u8" in str(each.arguments)) == fp8
+    ]
     return max(found, key=lambda each: (each.constants["BLOCK_P"], each.constants["BLOCK_M"]))
 
 
-@pytest.mark.parametrize(("kernel", "sm"), [("latent_context_kernel", 90), ("latent_decode_kernel", 86)])
-def test_it_compiles_and_fits(kernel: str, sm: int) -> None:
-    compiled: Any = aot.compile_variant(widest(kernel, sm))
+@pytest.mark.parametrize(
+    ("kernel", "sm", "fp8"),
+    [
+        ("latent_context_kernel", 90, False), ("latent_decode_kernel", 86, False), ("latent_decode_kernel", 90, True),
+        ("latent_context_kernel", 86, True),
+    ],
+)  # fmt: skip
+def test_it_compiles_and_fits(kernel: str, sm: int, fp8: bool) -> None:
+    compiled: Any = aot.compile_variant(widest(kernel, sm, fp8=fp8))
     assert compiled.metadata.shared <= SHARED_MEMORY[sm] * 1024
     assert ("wgmma.mma_async" in compiled.asm["ptx"]) == (sm == 90)
     assert "cp.async" in compiled.asm["ptx"]

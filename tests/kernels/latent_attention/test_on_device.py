@@ -23,9 +23,12 @@ def check(batch: LatentBatch, planned: bool = False) -> torch.Tensor:
     meta, scale = batch.meta, batch.q.shape[2] ** -0.5
     if planned:
         meta = plan(meta, batch.q.shape[1], batch.kv_b.shape[2], batch.q.itemsize)
-    out = latent_attention(batch.q, batch.own, batch.cache, batch.kv_b, meta, scale=scale)
-    wide = (each.float() for each in (batch.q, batch.own, batch.cache, batch.kv_b))
-    want = reference.latent_attention(*wide, batch.meta, scale=scale)
+    kept = batch.cache_scale
+    out = latent_attention(batch.q, batch.own, batch.cache, batch.kv_b, meta, scale=scale, cache_scale=kept)
+    cache = batch.cache.float() if kept is None else batch.cache
+    want = reference.latent_attention(
+        batch.q.float(), batch.own.float(), cache, batch.kv_b.float(), batch.meta, scale=scale, cache_scale=kept
+    )
     tolerance = TOLERANCE[batch.q.dtype]
     torch.testing.assert_close(out.float(), want, atol=tolerance, rtol=tolerance)
     assert not meta.workspace.arrivals.any()
@@ -37,6 +40,8 @@ def check(batch: LatentBatch, planned: bool = False) -> torch.Tensor:
     [
         Shape(3, 20, 6, 9, 36),
         Shape(16, 32, 16, 32, 64, page=64, dtype=HALF),
+        Shape(5, 20, 6, 9, 36, cache_scale=0.37),
+        Shape(3, 16, 8, 16, 32, page=32, dtype=HALF, cache_scale=0.02),
     ],
     ids=str,
 )
@@ -64,14 +69,22 @@ def test_a_cache_of_another_type_is_refused(device: torch.device) -> None:
     batch = random_batch(Shape(5, 16, 8, 16, 32), DECODES, decodes=len(DECODES), device=device)
     with pytest.raises(ValueError, match=r"q is torch\.float32, the cache torch\.float16"):
         latent_attention(batch.q, batch.own, batch.cache.half(), batch.kv_b, batch.meta, scale=1.0)
+    with pytest.raises(ValueError, match="an e4m3 cache of latents needs cache_scale, and no other takes it"):
+        latent_attention(batch.q, batch.own, batch.cache.to(torch.float8_e4m3fn), batch.kv_b, batch.meta, scale=1.0)
     with pytest.raises(ValueError, match="5 heads of queries, but 4"):
         latent_attention(batch.q, batch.own, batch.cache, batch.kv_b[:4], batch.meta, scale=1.0)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "interleaved", "cache_scale"),
+    [
+        (FULL, False, 0.0), (FULL, True, 0.0), (HALF, False, 0.0), (HALF, True, 0.0), (FULL, True, 0.013),
+        (HALF, False, 1.7),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_what_is_written_is_what_the_reference_writes(
-    dtype: torch.dtype, interleaved: bool, device: torch.device
+    dtype: torch.dtype, interleaved: bool, cache_scale: float, device: torch.device
 ) -> None:
     heads, nope, rope, rank, page, tokens = 3, 20, 12, 44, 16, 11
     generator = torch.Generator().manual_seed(3)
@@ -90,14 +103,26 @@ def test_what_is_written_is_what_the_reference_writes(
     for write in (latent_rope_write, reference.latent_rope_write):
         mine = projected.clone()
         q = mine[:, : heads * (nope + rope)].unflatten(1, (heads, nope + rope))
-        cache = torch.full((5, 1, page, rank + rope), 7.0, device=device, dtype=dtype)
+        cache = torch.full((5, 1, page, rank + rope), 7.0, device=device)
+        cache = cache.to(torch.float8_e4m3fn if cache_scale else dtype)
         own = write(
             q, mine[:, heads * (nope + rope) :], positions, slots, table, cache,
             norm=norm, eps=1e-6, interleaved=interleaved,
+            cache_scale=torch.tensor([cache_scale], device=device) if cache_scale else None,
         )  # fmt: skip
-        found.append((q, own, cache))
+        found.append((q, own, cache.float()))
+        if cache_scale:
+            # What stands beside is what the pages' numbers mean.
+            page_of, at = slots[slots >= 0] // page, slots[slots >= 0] % page
+            kept = (cache[page_of, 0, at].float() * cache_scale).to(dtype)
+            assert torch.equal(own[slots >= 0], kept)
+            assert kept.unique().numel() < 240
     tolerance = {"atol": 2e-6, "rtol": 2e-6} if dtype is FULL else {"atol": 2e-3, "rtol": 2e-3}
     for ours, wanted in zip(*found, strict=True):
+        if cache_scale and ours.shape[-1] == rank + rope:
+            # A value on the edge between two e4m3 numbers may fall either way.
+            assert (ours != wanted).float().mean() < 0.01
+            tolerance = {"atol": 2.0**-9, "rtol": 0.13}
         torch.testing.assert_close(ours, wanted, **tolerance)
 
 
@@ -107,7 +132,9 @@ REAL = [Shape(*sizes, page=64, dtype=torch.bfloat16) for sizes in
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [*REAL, replace(REAL[1], page=16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*REAL, replace(REAL[1], page=16), *(replace(each, cache_scale=0.02) for each in REAL)], ids=str
+)
 def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
     rows = [(1, n) for n in (1, 0, 63, 64, 65, 1000, 4097, 129)] + [(1, 1), (130, 130), (200, 777), (0, 0), (17, 2049)]
     batch = random_batch(shape, rows, decodes=8, padding=9, device=device)

@@ -11,12 +11,15 @@ from tests.kernels.latent_attention.latent_batches import Shape, random_batch
 from stoker_kernels.latent_attention import reference, rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_it_is_attention(dtype: torch.dtype) -> None:
-    shape = Shape(3, 20, 6, 9, 36, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "cache_scale"), [(torch.float32, 0.0), (torch.bfloat16, 0.0), (torch.float32, 0.3)])
+def test_it_is_attention(dtype: torch.dtype, cache_scale: float) -> None:
+    shape = Shape(3, 20, 6, 9, 36, dtype=dtype, cache_scale=cache_scale)
     batch = random_batch(shape, [(1, 70), (1, 0), (1, 1), (7, 7), (0, 0), (34, 60)], decodes=3, padding=4)
-    got = rows.latent_attention(batch.q, batch.own, batch.cache, batch.kv_b, batch.meta, scale=0.2)
-    wide = (each.float() for each in (batch.q, batch.own, batch.cache, batch.kv_b))
+    kept = batch.cache_scale
+    got = rows.latent_attention(batch.q, batch.own, batch.cache, batch.kv_b, batch.meta, scale=0.2, cache_scale=kept)
+    # What the cache stands for, in fp32, and no scale.
+    cache = batch.cache.float() * (1.0 if kept is None else kept)
+    wide = (each.float() for each in (batch.q, batch.own, cache, batch.kv_b))
     want = reference.latent_attention(*wide, batch.meta, scale=0.2)
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(got.float(), want, atol=tolerance, rtol=tolerance)

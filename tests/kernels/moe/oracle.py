@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import ExpertActivation, ExpertWeights, Routing
+from stoker_kernels.moe import ExpertActivation, ExpertWeights, Routing, quantize_nvfp4
 
 
 def chosen(logits: list[float], routing: Routing, bias: list[float] | None) -> list[tuple[int, float]]:
@@ -64,7 +64,9 @@ def mixed(
             if of.gate_up_bias is not None:
                 both = both + of.gate_up_bias[expert].double()
             first, second = both[: of.ffn], both[of.ffn :]
-            if activation == "clamped":
+            if activation == "relu2":
+                inner = first.clamp(min=0) ** 2
+            elif activation == "clamped":
                 first, second = first.clamp(max=limit), second.clamp(-limit, limit)
                 inner = first * torch.sigmoid(1.702 * first) * (second + 1)
             else:
@@ -79,28 +81,51 @@ def mixed(
 
 
 def random_experts(
-    experts: int, ffn: int, hidden: int, dtype: torch.dtype, device: torch.device, *, bias: bool = False, seed: int = 0
-) -> ExpertWeights:
+    experts: int, ffn: int, hidden: int, dtype: torch.dtype, device: torch.device, *, bias: bool = False, seed: int = 0,
+    gated: bool = True,
+) -> ExpertWeights:  # fmt: skip
     """Experts whose outputs are of order one for inputs of order one."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, up = torch.Generator().manual_seed(seed), 2 * ffn if gated else ffn
 
     def draw(*shape: int, spread: float) -> Tensor:
         return (torch.randn(shape, generator=generator) * spread).to(device, dtype)
 
     return ExpertWeights(
-        draw(experts, 2 * ffn, hidden, spread=hidden**-0.5),
+        draw(experts, up, hidden, spread=hidden**-0.5),
         draw(experts, hidden, ffn, spread=ffn**-0.5),
-        gate_up_bias=draw(experts, 2 * ffn, spread=0.3) if bias else None,
+        gate_up_bias=draw(experts, up, spread=0.3) if bias else None,
         down_bias=draw(experts, hidden, spread=0.3) if bias else None,
     )
 
 
 def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
     """Numbers of codes uint8 [R, K / 2], the lower column in the lower half, and exponents uint8 [R, K / 32]: fp64."""
+    return e2m1_numbers(blocks) * torch.pow(2.0, scales.double() - 127).repeat_interleave(32, dim=1)
+
+
+def nvfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Numbers of such codes and of e4m3 as uint8 [R, K / 16], the factor left out: fp64."""
+    exponent, mantissa = (scales >> 3 & 15).double(), (scales & 7).double()
+    size = torch.where(exponent > 0, (8 + mantissa) * torch.pow(2.0, exponent - 10), mantissa / 512)
+    return e2m1_numbers(blocks) * torch.where(scales > 127, -size, size).repeat_interleave(16, dim=1)
+
+
+def e2m1_numbers(blocks: Tensor) -> Tensor:
+    """Numbers of codes alone: fp64 [R, K]."""
     spoken = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64, device=blocks.device)
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1).long()
-    numbers = spoken[codes & 7] * (1 - 2 * (codes >> 3))
-    return numbers * torch.pow(2.0, scales.double() - 127).repeat_interleave(32, dim=1)
+    return spoken[codes & 7] * (1 - 2 * (codes >> 3))
+
+
+def nvfp4_experts(dense: ExpertWeights) -> ExpertWeights:
+    """Experts in fp32, each matrix rounded to NVFP4 by the package and decoded here."""
+
+    def numbers(matrix: Tensor) -> Tensor:
+        blocks, scales, factor = quantize_nvfp4(matrix)
+        return (nvfp4_numbers(blocks, scales) * factor.double()).float()
+
+    up, down = (torch.stack([numbers(each) for each in matrices]) for matrices in (dense.gate_up, dense.down))
+    return ExpertWeights(up, down, gate_up_bias=dense.gate_up_bias, down_bias=dense.down_bias)
 
 
 def int4_code(row: list[int], column: int) -> int:

@@ -69,7 +69,7 @@ def test_experts_do_not_depend_on_other_tokens(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block", "mxfp4"])
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize(
     ("hidden", "ffn", "count", "top_k"), [(2048, 768, 128, 8), (2880, 2880, 32, 4), (384, 192, 6, 2)]
 )

@@ -6,16 +6,18 @@ import random
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import chosen, mixed, mxfp4_numbers, random_experts
+from tests.kernels.moe.oracle import chosen, mixed, mxfp4_numbers, nvfp4_experts, nvfp4_numbers, random_experts
 from tests.kernels.moe.routings import ROUTINGS, draw
 
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.moe import (
     ExpertActivation,
+    ExpertKind,
     ExpertWeights,
     Routes,
     Routing,
     pack_mxfp4,
+    pack_nvfp4,
     quantize_experts,
     quantize_mxfp4,
     reference,
@@ -180,6 +182,84 @@ def test_experts_in_four_bits_are_those_of_their_numbers(
     expected = mixed(x, found.ids, found.weights, wide, "clamped", 0.8)
     scale = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ffn", "hidden", "activation", "dtype"),
+    [
+        # Widths of a step and all short ones, of one block, and of no gate.
+        (3, 16, 240, "clamped", torch.bfloat16),
+        (19, 16, 80, "silu", torch.float16),
+        (17, 80, 144, "relu2", torch.float32),
+    ],
+)
+def test_experts_in_nvfp4_are_those_of_their_numbers(
+    tokens: int, ffn: int, hidden: int, activation: ExpertActivation, dtype: torch.dtype, device: torch.device
+) -> None:
+    gated = activation != "relu2"
+    dense = random_experts(4, ffn, hidden, torch.float32, device, bias=gated, seed=tokens, gated=gated)
+    dense.gate_up[1] *= 3e-4  # an expert with another factor
+    weights, wide = quantize_experts(dense, "nvfp4"), nvfp4_experts(dense)
+    x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(tokens)).to(device, dtype)
+    slots = torch.arange(tokens, device=device)
+    slots[1::7] = -1
+    logits = distributed(tokens, 2, 4, "any").to(device)
+    found = triton_route.route(logits, Routing(2, renormalize=True), slot_mapping=slots)
+    got = triton_experts.experts(x, found, weights, activation=activation, limit=0.8)
+    expected = mixed(x, found.ids, found.weights, wide, activation, 0.8)
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("kind", "ffn", "hidden"), [("dense", 37, 83), ("fp8_channel", 48, 80), ("fp8_block", 64, 80)])
+def test_experts_without_a_gate(kind: ExpertKind, ffn: int, hidden: int, device: torch.device) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    weights = quantize_experts(random_experts(5, ffn, hidden, dtype, device, gated=False), kind)
+    assert not weights.gated
+    x = torch.randn(21, hidden, generator=torch.Generator().manual_seed(3)).to(device, dtype)
+    found = triton_route.route(torch.randn(21, 5, device=device), Routing(3, scoring="sigmoid", scale=2.5))
+    got = triton_experts.experts(x, found, weights, activation="relu2").float()
+    expected = reference.experts(x, found, weights, activation="relu2").float()
+    if kind == "dense":
+        exact = mixed(x, found.ids, found.weights, weights, "relu2", 0.0)
+        torch.testing.assert_close(expected.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    # A value on the edge between two e4m3 numbers may fall either way.
+    assert ((got - expected).norm() / expected.norm()).item() < 0.01
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tokens", "activation"), [(1, "silu"), (16, "relu2"), (17, "silu"), (130, "relu2"), (2000, "silu")]
+)
+def test_experts_in_nvfp4_match_at_real_sizes(tokens: int, activation: ExpertActivation, device: torch.device) -> None:
+    """The shapes of Qwen3-30B-A3B and of Nemotron-3-Nano-30B-A3B; twice for equal bits."""
+    ffn, hidden = (768, 2048) if activation == "silu" else (1856, 2688)
+    dense = random_experts(32, ffn, hidden, torch.bfloat16, device, gated=activation == "silu")
+    weights = quantize_experts(dense, "nvfp4")
+    x = torch.randn(tokens, hidden, device=device).bfloat16()
+    found = triton_route.route(torch.randn(tokens, 32, device=device).bfloat16(), Routing(6, renormalize=True))
+    got, again = (triton_experts.experts(x, found, weights, activation=activation) for _ in range(2))
+    assert torch.equal(got, again)
+    expected = reference.experts(x.float(), found, weights, activation=activation)
+    assert ((got.float() - expected).norm() / expected.norm()).item() < 8e-3
+
+
+@pytest.mark.gpu
+def test_codes_of_nvfp4_are_exact_under_every_scale(device: torch.device) -> None:
+    bits = torch.tensor([each for each in range(256) if each & 127 != 127], dtype=torch.uint8, device=device)
+    blocks = torch.randint(0, 256, (1024, 64), dtype=torch.uint8, device=device)
+    scales = bits[torch.arange(1024 * 8, device=device) % len(bits)].view(1024, 8)
+    data, moved = (each[None] for each in pack_nvfp4(blocks, scales))
+    rows = torch.ones(1, 1024, device=device)
+    down = quantize_experts(random_experts(1, 1024, 128, torch.bfloat16, device, gated=False), "nvfp4")
+    weights = ExpertWeights(
+        data, down.down, "nvfp4", moved, down.down_scale, gate_up_factor=rows, down_factor=down.down_factor
+    )
+    x = torch.eye(128, device=device).bfloat16()
+    found = triton_route.route(torch.zeros(128, 1, device=device), Routing(1))
+    got = triton_experts._gate_up(x, found.plan, weights, 1, "relu2", 0.0, None)
+    numbers = nvfp4_numbers(blocks, scales).clamp(min=0)
+    assert torch.equal(got.double(), (numbers.float() ** 2).bfloat16().double().t())
 
 
 @pytest.mark.gpu

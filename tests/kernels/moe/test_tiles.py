@@ -44,8 +44,9 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
     kinds = (triton_experts.DENSE, triton_experts.CHANNEL, triton_experts.BLOCKED)
+    packed_kinds = (triton_experts.MXFP4, triton_experts.INT4, triton_experts.NVFP4)
     for name in ("gate_up_kernel", "down_kernel"):
-        fixed = dict.fromkeys(kinds, tiles.FIXED_TILE) | {triton_experts.MXFP4: tiles.FIXED_PACKED_TILE}
+        fixed = dict.fromkeys(kinds, tiles.FIXED_TILE) | dict.fromkeys(packed_kinds, tiles.FIXED_PACKED_TILE)
         for kind, shape in fixed.items():
             for tile in (each for each in tiles.TOKEN_TILES if each <= tiles.FIXED_TOKENS):
                 assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
@@ -56,7 +57,8 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         name = "gate_up_kernel" if gated else "down_kernel"
         count, sms = shuffled.randint(1, 400), shuffled.choice((78, 108, 132))
         packed = tiles.packed_row_tile(tile, count, rows, sms, gated=gated)
-        assert (name, triton_experts.MXFP4, tile, packed.rows, packed.warps, packed.stages) in ahead
+        for kind in packed_kinds:
+            assert (name, kind, tile, packed.rows, packed.warps, packed.stages) in ahead
         for kind in kinds:
             for as_fp8 in {False, kind != triton_experts.DENSE}:
                 shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8)

@@ -48,6 +48,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.layers import mixture as mixture_module
 from stoker_runtime.models.parameter import Role
+from stoker_runtime.models.quantization.fp4_checkpoint import read_modelopt
 from stoker_runtime.models.quantization.integer_checkpoint import read_gptq
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
@@ -59,6 +60,7 @@ from stoker_runtime.weights.layout import TORCH_DTYPES, WeightArena
 
 SM = 90
 PAGES = 64
+NVFP4_GROUP = 16
 # Each published model with each page size, and in turn each way to store weights and cache; those with other kinds of
 # layers with one.
 STORED = tuple(itertools.product(("none", "fp8"), ("auto", "fp8")))
@@ -180,21 +182,25 @@ def make_spec(model: str) -> ModelSpec:
         return build_spec(read_source("shape:traced"))
 
 
-def with_integer_experts(spec: ModelSpec, group: int) -> ModelSpec:
-    """Of a checkpoint whose experts alone are in integers of four bits, in groups of so many columns."""
+def with_packed_experts(spec: ModelSpec, group: int) -> ModelSpec:
+    """Of a checkpoint whose experts alone are in four bits: integers, in groups of so many columns, or NVFP4, of 16."""
     dense = frozenset(each.name for each in spec.parameters() if each.role is Role.LINEAR)
-    return replace(spec, checkpoint=read_gptq("traced", {"bits": 4, "group_size": group}), dense_parameters=dense)
+    asked = {"bits": 4, "group_size": group, "quant_algo": "NVFP4"}
+    read = read_modelopt if group == NVFP4_GROUP else read_gptq
+    return replace(spec, checkpoint=read("traced", asked), dense_parameters=dense)
 
 
 def make_body(
-    model: str, page: int, quantization: str, kv: str, head: str = "none", group: int = 0, **adapters: Any
-) -> tuple[StepBody, ShapeTable]:
-    """`adapters` are settings of a server that serves some; `group` > 0: of experts in integers."""
+    model: str, page: int, quantization: str, kv: str, head: str = "none", group: int = 0, gated: bool = True,
+    **adapters: Any,
+) -> tuple[StepBody, ShapeTable]:  # fmt: skip
+    """`adapters` are settings of a server that serves some; `group` > 0: of experts in four bits, `gated` or not."""
     spec = with_head(make_spec(model), head)
-    spec = with_integer_experts(spec, group) if group else spec
+    spec = spec if gated else replace(spec, gated=False, activation="relu2")
+    spec = with_packed_experts(spec, group) if group else spec
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        quantize_head=head, kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
+        quantize_head=head, kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
@@ -281,14 +287,29 @@ def test_a_head_in_8_bits_is_precompiled_too(model: str, quantization: str, reco
     assert not missing, "\n".join(sorted(missing))
 
 
-@pytest.mark.parametrize(("model", "group"), [("Qwen3-30B-A3B", 32), ("Mixtral-8x7B", 128), ("Qwen3-30B-A3B", 64)])
-def test_experts_in_integers_are_precompiled_too(model: str, group: int, recorder: Recorder, index: Index) -> None:
-    body, table = make_body(model, 64, "gptq", "auto", group=group)
+@pytest.mark.parametrize(
+    ("model", "quantization", "group", "gated"),
+    [
+        ("Qwen3-30B-A3B", "gptq", 32, True),
+        ("Mixtral-8x7B", "gptq", 128, True),
+        ("Qwen3-30B-A3B", "gptq", 64, True),
+        ("Qwen3-30B-A3B", "modelopt", NVFP4_GROUP, True),
+        ("Mixtral-8x7B", "modelopt", NVFP4_GROUP, False),
+        ("Qwen3-30B-A3B", "none", 0, False),
+        ("Mixtral-8x7B", "fp8", 0, False),
+    ],
+)
+def test_experts_of_other_kinds_are_precompiled_too(
+    model: str, quantization: str, group: int, gated: bool, recorder: Recorder, index: Index
+) -> None:
+    body, table = make_body(model, 64, quantization, "auto", group=group, gated=gated)
     mixture = body.decoder.weights.layers[0].mixture
     assert mixture is not None
-    assert mixture.experts.kind == "int4"
+    assert mixture.experts.gated == gated
+    kind = triton_experts.KINDS[mixture.experts.kind]
+    assert (kind >= triton_experts.MXFP4) == (group > 0)
     run_everything(body, table)
-    launched = [wanted for wanted in recorder.wanted.values() if wanted.constants.get("KIND") == triton_experts.INT4]
+    launched = [wanted for wanted in recorder.wanted.values() if wanted.constants.get("KIND") == kind]
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     # Of gate-up and down, by tokens a tile.
     assert len(launched) > 8

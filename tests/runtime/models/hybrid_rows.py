@@ -41,5 +41,19 @@ HYBRIDS: dict[str, tuple[str, Changes]] = {
     "NemotronHForCausalLM-biased": (
         "NemotronHConfig", _nemotron("*MM-", use_bias=True, mlp_bias=True, use_conv_bias=False)
     ),
+    "NemotronHForCausalLM-mixture": (
+        "NemotronHConfig",
+        _nemotron(
+            "ME*EM-E", n_routed_experts=9, num_experts_per_tok=2, n_group=3, topk_group=2, moe_intermediate_size=27,
+            moe_shared_expert_intermediate_size=45, routed_scaling_factor=2.5,
+        ),
+    ),
+    "NemotronHForCausalLM-mixture-first": (
+        "NemotronHConfig",
+        _nemotron(
+            "E*MME", n_routed_experts=7, num_experts_per_tok=3, moe_intermediate_size=50, norm_topk_prob=False,
+            moe_shared_expert_intermediate_size=22,
+        ),
+    ),
     "Qwen3NextForCausalLM": ("Qwen3NextConfig", _qwen),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.layer_specs.state_spec import SOLVED
 from stoker_runtime.sampling_params import SamplingParams
 
-HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM")
+HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM", "NemotronHForCausalLM-mixture")
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
@@ -121,7 +121,7 @@ def test_a_model_with_states_drafts_for_none(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (HYBRIDS[0], {"layers_block_type": ["moe", "mamba"]}, "'moe' blocks are not supported"),
+        (HYBRIDS[0], {"layers_block_type": ["rwkv", "mamba"]}, "'rwkv' blocks are not supported"),
         (HYBRIDS[0], {"layers_block_type": None, "hybrid_override_pattern": "M-"}, "of mamba and of attention"),
         (HYBRIDS[0], {"time_step_limit": [0.01, 1.0]}, "time_step_limit"),
         (HYBRIDS[0], {"residual_in_fp32": True}, "residual_in_fp32"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.runtime.executor.test_real_executor import workload
 from tests.runtime.models.test_mixtures import changed, prompt
+from tests.runtime.weights.test_integer_experts import INT8_CONFIG
 from torch import Tensor
 
 from stoker_kernels.quant import LinearWeight, dequantize, quantize_weight
@@ -180,16 +181,75 @@ def refusal(deepseek: Path, folder: Path, **settings: Any) -> str:
     return refused.value.message
 
 
+def as_e4m3(x: Tensor, scale: float) -> Tensor:
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_latents_in_fp8_are_those_of_transformers_rounded(
+    scale: float, deepseek: Path, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is cached of a token, its normed latent and its turned key, through e4m3; by a checkpoint's scales, too."""
+    import transformers
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
+
+    model = transformers.DeepseekV3ForCausalLM.from_pretrained(deepseek).eval()
+    for layer in model.model.layers:
+        layer.self_attn.kv_a_layernorm.register_forward_hook(lambda _, __, out: as_e4m3(out, scale))
+    turn = theirs.apply_rotary_pos_emb_interleave
+
+    def turned(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        q, k = turn(*args, **kwargs)
+        return q, as_e4m3(k, scale)
+
+    ids = prompt(50, 96)
+    with torch.no_grad():
+        exact = transformers.DeepseekV3ForCausalLM.from_pretrained(deepseek)(torch.tensor([ids])).logits[0]
+        monkeypatch.setattr(theirs, "apply_rotary_pos_emb_interleave", turned)
+        rounded = model(torch.tensor([ids])).logits[0]
+
+    def scaled(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        names = (f"model.layers.{layer}.self_attn.{each}_scale" for layer in range(3) for each in "kv")
+        return tensors | {name: torch.tensor([scale]) for name in names}
+
+    folder = str(changed(deepseek, tmp_path / "m", scaled) if scale != 1.0 else deepseek)
+    ours = paged_model(folder, kv_dtype=torch.float8_e4m3fn)
+    whole = ours.step([(0, ids)], all_logits=True)[0]
+    ours.forget()
+    ours.step([(0, ids[:31]), (1, ids)])
+    by_chunks = ours.step([(1, [5]), (0, ids[31:])], all_logits=True)[1]
+    for got, wanted in ((whole, rounded), (by_chunks, rounded[31:])):
+        apart = (got - wanted).norm(dim=1) / wanted.norm(dim=1)
+        # A value on the edge between two e4m3 numbers may fall either way, and experts then be others.
+        assert apart.median() < 2e-3
+        assert apart.mean() < 0.02
+    assert ((exact - rounded).norm(dim=1) / exact.norm(dim=1)).median() > 0.02
+
+
+def test_latents_in_fp8_take_half_and_are_served(deepseek: Path) -> None:
+    spec = build_spec(read_source(str(deepseek)))
+    assert 2 * spec.kv_bytes_per_token("fp8") == spec.kv_bytes_per_token("bfloat16") == 3 * 162 * 2
+    options: dict[str, Any] = {
+        "model": str(deepseek), "device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16,
+        "kv_cache_dtype": "fp8",
+    }  # fmt: skip
+    prompts, drawn = workload(5)
+    prompts = [[token % 90 + 3 for token in each] for each in prompts[:4]]
+    params = [replace(each, max_tokens=12) for each in drawn[:4]]
+    with LLM(**options, max_num_seqs=4) as together:
+        found = together.generate_tokens(prompts, params)
+        assert together.generate_tokens(prompts, params) == found  # from the prefix cache
+    with LLM(**options, max_num_seqs=1) as alone:
+        assert [alone.generate_tokens([each], [one])[0] for each, one in zip(prompts, params, strict=True)] == found
+
+
 def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path) -> None:
     spec = build_spec(read_source(str(deepseek)))
-    with pytest.raises(ConfigError, match="kv_cache_dtype is fp8, but latent attention"):
-        resolve(EngineConfig(model="m", kv_cache_dtype="fp8"), spec, "cpu")
     assert split_spec(spec, Place(0, 2, 1)).attended_size == 2 * 28
     made: dict[str, LinearWeight] = {}
     narrow = build_spec(read_source(str(changed(deepseek, tmp_path / "fp8", quantized(made)))))
     with pytest.raises(ConfigError, match="q_b would be cut at 64, within its FP8 blocks of 128"):
         split_spec(narrow, Place(0, 2, 1))
-    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     v2: dict[str, Any] = {"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax"}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"attention_bias": True}, "attention_bias"),
@@ -197,7 +257,7 @@ def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
         ({"kv_lora_rank": 0}, "kv_lora_rank is 0"),
-        ({"quantization_config": awq}, "latent attention in integers of 4 bits"),
+        ({"quantization_config": INT8_CONFIG}, "latent attention in INT8 with activations in INT8 is not supported"),
         ({**v2, "norm_topk_prob": True}, "norm_topk_prob"),
         ({**v2, "norm_topk_prob": False, "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
     ]

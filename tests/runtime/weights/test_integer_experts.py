@@ -54,6 +54,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 Way = tuple[str, dict[str, Any], Callable[[Tensor], Quantized]]
+INT8_CONFIG: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
+    }},
+}  # fmt: skip
 FORMATS: dict[str, Way] = {
     "awq": ("mixtral", AWQ_CONFIG | {"modules_to_not_convert": ["gate"]}, lambda w: awq(w, 32)),
     "gptq-symmetric": ("qwen", gptq_config(32, sym=True), lambda w: gptq(w, 32, zeros=False)),
@@ -201,7 +208,7 @@ def test_no_step_has_memory_for_a_stack_in_16_bits() -> None:
         (gptq_config(32, 8), "integers of 8 bits are not multiplied so: no 8 bits are multiplied, but 4"),
         (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
         (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"experts in NVFP4 are not .*: integers of 4 bits are"),
+        (INT8_CONFIG, r"experts in INT8 with activations in INT8 are not .*: integers of 4 bits are"),
     ],
 )
 def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
 from stoker_runtime.bench.reference.weights import (
     as_fp8_reads,
+    fp4_expert_values,
     fp8_values,
     int4_expert_values,
-    mxfp4_values,
 )
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
@@ -75,6 +75,9 @@ def _expert(spec: MoeSpec, of: ExpertWeights, expert: int, x: Tensor) -> Tensor:
     both = F.linear(_rounded(x, of), gate_up)
     if of.gate_up_bias is not None:
         both = both + of.gate_up_bias[expert].float()
+    if not of.gated:
+        given = F.linear(_rounded(F.relu(both).square(), of), down)
+        return given if of.down_bias is None else given + of.down_bias[expert].float()
     gate, up = both.chunk(2, dim=-1)
     if spec.limit:
         gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
@@ -90,13 +93,17 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
     gate_up, down = of.gate_up[expert], of.down[expert]
     if of.gate_up_scale is None or of.down_scale is None:
         return gate_up.float(), down.float()
-    if of.kind == "mxfp4":
-        up, down_scale = of.gate_up_scale[expert], of.down_scale[expert]
-        return mxfp4_values(gate_up, up), mxfp4_values(down, down_scale)
+    if of.kind in ("mxfp4", "nvfp4"):
+        up, wide = (None if each is None else each[expert] for each in (of.gate_up_factor, of.down_factor))
+        return (
+            fp4_expert_values(gate_up, of.gate_up_scale[expert], up),
+            fp4_expert_values(down, of.down_scale[expert], wide),
+        )
     if of.kind == "int4":
         up = of.gate_up_scale[expert]
         return int4_expert_values(gate_up, up, of.group), int4_expert_values(down, of.down_scale[expert], of.group)
-    halves = zip(gate_up.chunk(2), of.gate_up_scale[expert].chunk(2), strict=True)
+    parts = 2 if of.gated else 1
+    halves = zip(gate_up.chunk(parts), of.gate_up_scale[expert].chunk(parts), strict=True)
     return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)
 
 

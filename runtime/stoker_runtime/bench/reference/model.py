@@ -131,6 +131,8 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
     assert layer.qkv is not None, "a layer that feeds forward alone attends to nothing"
     assert layer.output is not None, "a layer that feeds forward alone attends to nothing"
     projected = _linear(x, layer.qkv, layer.qkv_bias)
+    if layer.state is not None and layer.state.gates is not None:
+        projected = torch.cat((projected, _linear(x, layer.state.gates, None)), dim=1)
     if layer.state is not None and spec.recurrent is not None:
         return _linear(state_heads(spec.recurrent, layer.state, projected, spec.eps), layer.output, layer.output_bias)
     if layer.latent is not None:

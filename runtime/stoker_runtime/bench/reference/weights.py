@@ -146,11 +146,11 @@ def _fp4(weight: Fp4Weight) -> Tensor:
     return values * spread if weight.factor is None else values * spread * weight.factor[:, None]
 
 
-def mxfp4_values(data: Tensor, scale: Tensor) -> Tensor:
-    """fp32 `[rows, K]` of an expert in MXFP4 as the kernels have it rest, number by number: the step of a column, its
-    place in it, and the bits of that place's half word.
+def fp4_expert_values(data: Tensor, scale: Tensor, factor: Tensor | None) -> Tensor:
+    """fp32 `[rows, K]` of an expert in MXFP4, or with a `factor` a row in NVFP4, as the kernels have it rest, number by
+    number: the step of a column, its place in it, and the bits of that place's half word.
     """
-    start, size = _steps(data.shape[1] * 2, data.device)
+    start, size = _steps(data.shape[1] * 2, 256 if factor is None else 128, data.device)
     place, word = _places(start, size)
     byte = start // 2 + word * 4 + place % 2 * 2
     half = data[:, byte].int() | data[:, byte + 1].int() << 8
@@ -162,8 +162,10 @@ def mxfp4_values(data: Tensor, scale: Tensor) -> Tensor:
     mantissa = torch.where(last, half >> 13, plain >> 6) & 1
     number = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
     step = torch.cumsum(torch.diff(start, prepend=start[:1]) > 0, 0)
-    power = scale.int()[step, :, place].t() - 94 - 127
-    return torch.ldexp(torch.where(sign == 1, -number, number), power)
+    number, bits = torch.where(sign == 1, -number, number), scale.int()[step, :, place].t()
+    if factor is None:
+        return torch.ldexp(number, bits - 94 - 127)
+    return torch.ldexp(number * (1.0 + (bits & 7) / 8), (bits >> 3) - 10) * factor[:, None]
 
 
 def int4_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
@@ -171,7 +173,7 @@ def int4_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
     rounded as the scales' dtype says. `scale` `[groups, rows, 2]`: scales beside zero points.
     """
     columns = data.shape[1] * 2
-    start, size = _steps(columns, data.device)
+    start, size = _steps(columns, 256, data.device)
     place, word = _places(start, size)
     byte = start // 2 + word * 4 + place % 2 * 2 + place // 4
     codes = data[:, byte].int() >> place // 2 % 2 * 4 & 15
@@ -180,14 +182,14 @@ def int4_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
     return ((codes.to(scale.dtype) - zero) * factor).float()
 
 
-def _steps(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the step of each column of an expert in four bits begins, and how many columns it has."""
+def _steps(columns: int, whole: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the step of each column of an expert in four bits begins, and how many columns it has: `whole` at most."""
     starts: list[int] = []
     sizes: list[int] = []
     while sum(sizes) < columns:
         left = columns - sum(sizes)
         starts.append(sum(sizes))
-        sizes.append(256 if left >= 256 else 1 << left.bit_length() - 1)
+        sizes.append(whole if left >= whole else 1 << left.bit_length() - 1)
     step = torch.repeat_interleave(torch.tensor(sizes, device=device))
     return torch.tensor(starts, device=device)[step], torch.tensor(sizes, device=device)[step]
 

@@ -163,10 +163,6 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
             "a draft model needs attention in all its layers.",
             param=NAME,
         )
-    if spec.latent is not None and config.kv_cache_dtype == "fp8":
-        raise ConfigError(
-            f"{name} has latent attention, which reads no fp8 cache; leave --kv-cache-dtype out.", param=NAME
-        )
     return DraftModel(source, spec, _own(config, resolve_quantization("auto", spec)))
 
 

@@ -16,9 +16,10 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -62,16 +63,18 @@ def _unknown(architectures: Sequence[str]) -> str:
 def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
-    if spec.latent is not None and not isinstance(checkpoint, Fp8Checkpoint):
-        raise ModelError(
-            f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits or in FP8.",
-            param="quantization_config",
-        )
+    spec = _gates_apart(spec, checkpoint, row)
     for parameter in spec.parameters():
+        if parameter.role is Role.LATENT and isinstance(checkpoint, Int8Checkpoint):
+            raise ModelError(
+                f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits, in FP8 "
+                "or in four.",
+                param="quantization_config",
+            )
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
-            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):
+            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
                     "row by row.", param="quantization_config",
@@ -86,13 +89,26 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
 
 
+def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
+    """`spec`, its gates of the delta rule apart where any layer has these in other numbers than what it reads."""
+    if spec.recurrent is None or spec.recurrent.kind is not Mixer.GATED_DELTA:
+        return spec
+    modules = [name.removesuffix(".weight") for name in row.layer_names["state_in"].hf]
+    left = (
+        {checkpoint.leaves(f"{row.layers}{layer}.{module}") for module in modules}
+        for layer in range(spec.num_layers)
+        if spec.mixer(layer) is Mixer.GATED_DELTA
+    )
+    mixed = any(len(each) > 1 for each in left)
+    return replace(spec, recurrent=replace(spec.recurrent, gates_apart=True)) if mixed else spec
+
+
 def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
     """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
     if isinstance(checkpoint, Fp8Checkpoint):
         return
-    problem: str | None = "integers of 4 bits are"
-    if isinstance(checkpoint, IntegerCheckpoint):
-        problem = checkpoint.scheme.experts_problem(parameter.shape[1])
+    scheme = checkpoint.scheme
+    problem = "integers of 4 bits are" if scheme is None else scheme.experts_problem(parameter.shape[1])
     if problem is not None:
         raise ModelError(
             f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "

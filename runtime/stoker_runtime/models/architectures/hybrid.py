@@ -16,16 +16,19 @@ from stoker_runtime.models.architectures.moe import QWEN2_MOE_NAMES, mixture, qw
 from stoker_runtime.models.architectures.reading import FULL, read_activation, read_base, refuse
 from stoker_runtime.models.architectures.row import LAYER_NAMES, Architecture, Names, Stored, one
 from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
+from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 LINEAR = "linear_attention"
 # What a block of Nemotron-H is: by the letter of a pattern, or by a list's words.
 BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", LINEAR: "mamba", FULL: "attention"}
-MIXERS = {"mamba": Mixer.MAMBA2, "attention": Mixer.ATTENTION, "mlp": Mixer.NONE}
+MIXERS = {"mamba": Mixer.MAMBA2, "attention": Mixer.ATTENTION, "mlp": Mixer.NONE, "moe": Mixer.NONE}
 
 
 def _nemotron_h(config: Mapping[str, Any]) -> ModelSpec:
-    """Each block is one thing: Mamba-2, attention that does not rotate, or a feed-forward without a gate."""
+    """Each block is one thing: Mamba-2, attention that does not rotate, a feed-forward without a gate, or a mixture of
+    such.
+    """
     blocks = _blocks(config)
     refuse(config, "attention_bias", "its attention has no biases")
     refuse(config, "sliding_window", "its attention sees everything")
@@ -43,12 +46,44 @@ def _nemotron_h(config: Mapping[str, Any]) -> ModelSpec:
         size=int(config["ssm_state_size"]),
         groups=int(config["n_groups"]),
         taps=int(config["conv_kernel"]),
-        unfed=frozenset(layer for layer, each in enumerate(blocks) if each != "mlp"),
+        unfed=frozenset(layer for layer, each in enumerate(blocks) if MIXERS[each] is not Mixer.NONE),
         conv_bias=bool(config.get("use_conv_bias", True)),
         bias=bool(config.get("use_bias", False)),
     )
+    moe = _ungated_mixture(sizes, blocks) if "moe" in blocks else None
+    unrotated = frozenset(range(len(blocks)))
     return _checked(
-        replace(spec, gated=False, ffn_bias=bias, unrotated=frozenset(range(len(blocks))), recurrent=state), "mamba"
+        replace(spec, gated=False, ffn_bias=bias, unrotated=unrotated, recurrent=state, moe=moe), "mamba"
+    )
+
+
+def _ungated_mixture(config: Mapping[str, Any], blocks: list[str]) -> MoeSpec:
+    """Nemotron 3's: experts as its feed-forwards, chosen as DeepSeek's, beside one for every token."""
+    refuse(config, "moe_latent_size", "its experts read what the layer reads")
+    refuse(config, "mlp_bias", "experts without a gate have no biases")
+    if read_activation(config, "mlp_hidden_act") != "relu2":
+        raise ModelError(
+            f"mlp_hidden_act is {config['mlp_hidden_act']!r}; experts without a gate have relu2.",
+            param="mlp_hidden_act",
+        )
+    shared = int(config.get("n_shared_experts") or 0)
+    if shared > 1:
+        raise ModelError(
+            f"n_shared_experts is {shared}, which is not supported: one expert is shared, or none.",
+            param="n_shared_experts",
+        )
+    return mixture(
+        config,
+        "moe_intermediate_size",
+        layers=frozenset(layer for layer, each in enumerate(blocks) if each == "moe"),
+        scoring="sigmoid",
+        correction_bias=True,
+        renormalize=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        groups=int(config.get("n_group") or 1),
+        top_groups=int(config.get("topk_group") or 1),
+        group_top2=True,
+        shared_ffn=shared * int(config["moe_shared_expert_intermediate_size"]),
     )
 
 
@@ -146,6 +181,12 @@ _NEMOTRON_H_NAMES = {
     "gate_up_bias": one("mixer.up_proj.bias"),
     "down": one("mixer.down_proj.weight"),
     "down_bias": one("mixer.down_proj.bias"),
+    "router": one("mixer.gate.weight"),
+    "correction_bias": one("mixer.gate.e_score_correction_bias"),
+    "experts_gate_up": one("mixer.experts.{expert}.up_proj.weight", stored=Stored.BY_EXPERT),
+    "experts_down": one("mixer.experts.{expert}.down_proj.weight", stored=Stored.BY_EXPERT),
+    "shared_gate_up": one("mixer.shared_experts.up_proj.weight"),
+    "shared_down": one("mixer.shared_experts.down_proj.weight"),
 }
 _NEMOTRON_H_TOP = {
     "embed": one("backbone.embeddings.weight"),
@@ -158,13 +199,16 @@ _QWEN3_NEXT_NAMES = {
     "qkv": _GATED_QKV,
     **{field: one(each.hf[0].replace("mixer.", "linear_attn.")) for field, each in _STATE.items()},
     "state_in": Names(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"), stored=Stored.GROUPED),
+    "state_in_alone": one("linear_attn.in_proj_qkvz.weight", stored=Stored.GROUPED),
+    "state_gates": one("linear_attn.in_proj_ba.weight", stored=Stored.GROUPED),
 }
 
 HYBRID_ROWS: dict[str, Architecture] = {
     "NemotronHForCausalLM": Architecture(
         _nemotron_h,
         {"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}
-        | {"num_key_value_heads": 8, "n_groups": 8, "conv_kernel": 4, "max_position_embeddings": 4096},
+        | {"num_key_value_heads": 8, "n_groups": 8, "conv_kernel": 4, "max_position_embeddings": 4096}
+        | {"n_shared_experts": 1},
         top_names=_NEMOTRON_H_TOP,
         layer_names=_NEMOTRON_H_NAMES,
         base="backbone.",

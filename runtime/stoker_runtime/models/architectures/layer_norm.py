@@ -144,8 +144,8 @@ _NEOX_NAMES = {
         "gate_up": ("mlp.dense_h_to_4h", "ffn_up"),
         "down": ("mlp.dense_4h_to_h", "ffn_down"),
     }),
-    "qkv": one("attention.query_key_value.weight", stored=Stored.BY_KV_HEAD),
-    "qkv_bias": one("attention.query_key_value.bias", stored=Stored.BY_KV_HEAD),
+    "qkv": one("attention.query_key_value.weight", stored=Stored.GROUPED),
+    "qkv_bias": one("attention.query_key_value.bias", stored=Stored.GROUPED),
 }  # fmt: skip
 _STABLELM_NAMES = {
     **LAYER_NAMES,

@@ -187,8 +187,8 @@ _PHI3_NAMES = {
 _INTERNLM2_TOP = {**TOP_NAMES, "embed": one("model.tok_embeddings.weight"), "head": one("output.weight")}
 _INTERNLM2_NAMES = {
     "input_norm": one("attention_norm.weight"),
-    "qkv": one("attention.wqkv.weight", stored=Stored.BY_KV_HEAD),
-    "qkv_bias": one("attention.wqkv.bias", stored=Stored.BY_KV_HEAD),
+    "qkv": one("attention.wqkv.weight", stored=Stored.GROUPED),
+    "qkv_bias": one("attention.wqkv.bias", stored=Stored.GROUPED),
     "output": one("attention.wo.weight"),
     "output_bias": one("attention.wo.bias"),
     "ffn_norm": one("ffn_norm.weight"),

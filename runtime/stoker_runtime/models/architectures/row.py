@@ -15,15 +15,14 @@ from stoker_runtime.models.spec import ModelSpec
 
 
 class Stored(StrEnum):
-    """How a Hugging Face checkpoint lays out a final tensor's pieces: their rows one after the other; of merged Q, K
-    and V the rows of one KV head after the other's, its queries first; a tensor for each head, whose number stands in
-    the name for {head}; or columns for rows, as GPT-2's Conv1D; or in groups of rows, of which each has a part of
-    several pieces (`models/grouped_rows.py`). Of experts: tensors for each, whose number stands for
-    {expert}; one tensor for all, [E, rows, columns]; or [E, columns, rows], gate and up taking turns.
+    """How a Hugging Face checkpoint lays out a final tensor's pieces: their rows one after the other; a tensor for each
+    head, whose number stands in the name for {head}; or columns for rows, as GPT-2's Conv1D; or in groups of rows, of
+    which each has a part of several pieces, as merged Q, K and V of one KV head (`models/grouped_rows.py`). Of experts:
+    tensors for each, whose number stands for {expert}; one tensor for all, [E, rows, columns]; or [E, columns, rows],
+    gate and up taking turns.
     """
 
     ROWS = "rows"
-    BY_KV_HEAD = "by_kv_head"
     BY_HEAD = "by_head"
     COLUMNS = "columns"
     GROUPED = "grouped"
@@ -112,6 +111,9 @@ class Architecture:
     renamed: tuple[tuple[str, str], ...] = ()
 
     def names_of(self, spec: ModelSpec, field: str) -> Names:
-        """What a tensor of a layer is called: the first projection by whether it narrows queries."""
-        whole = field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank
-        return self.layer_names["qkv_unnarrowed" if whole else field]
+        """What a tensor of a layer is called: the first projection by whether it narrows queries, or has gates."""
+        if field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank:
+            field = "qkv_unnarrowed"
+        if field == "state_in" and spec.recurrent is not None and spec.recurrent.gates_apart:
+            field = "state_in_alone"
+        return self.layer_names[field]

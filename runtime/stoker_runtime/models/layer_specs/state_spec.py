@@ -30,7 +30,8 @@ class StateSpec:
 
     Mamba-2: `heads` of `head_dim`, whose state is `[head_dim, size]`, with B and C of `groups`. The delta rule: `heads`
     are those of values, of `head_dim`, whose state is `[size, head_dim]`, and `groups` those of queries and keys, of
-    `size`. Before either stands a convolution over the last `taps` tokens.
+    `size`. Before either stands a convolution over the last `taps` tokens. `gates_apart`: a matrix of its own projects
+    what the delta rule learns and forgets by, where a checkpoint has it in other numbers than the rest.
     """
 
     kind: Mixer
@@ -43,6 +44,7 @@ class StateSpec:
     unfed: frozenset[int] = frozenset()
     conv_bias: bool = False
     bias: bool = False
+    gates_apart: bool = False
 
     @property
     def layers(self) -> int:
@@ -61,10 +63,15 @@ class StateSpec:
 
     @property
     def projected(self) -> int:
-        """Rows of the first projection: what the convolution reads, a gate as wide as the heads, and one number a head
-        that says how much is forgotten; of the delta rule another one, of how much is learned.
+        """What is projected first: what the convolution reads, a gate as wide as the heads, and one number a head that
+        says how much is forgotten; of the delta rule another one, of how much is learned.
         """
-        return self.channels + self.inner + self.heads * (2 if self.kind is Mixer.GATED_DELTA else 1)
+        return self.channels + self.inner + self.gates
+
+    @property
+    def gates(self) -> int:
+        """Numbers of all heads that say how much is forgotten, and learned."""
+        return self.heads * (2 if self.kind is Mixer.GATED_DELTA else 1)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -99,7 +106,8 @@ class StateSpec:
         """The parameters of a layer: name, shape, and the name of its role."""
         mamba = self.kind is Mixer.MAMBA2
         found: list[tuple[str, tuple[int, ...], str, bool]] = [
-            ("state_in", (self.projected, hidden), "linear", True),
+            ("state_in", (self.projected - (self.gates if self.gates_apart else 0), hidden), "linear", True),
+            ("state_gates", (self.gates, hidden), "linear", self.gates_apart),
             ("state_in_bias", (self.projected,), "bias", self.bias),
             ("conv", (self.channels, 1, self.taps), "bias", True),
             ("conv_bias", (self.channels,), "bias", self.conv_bias),

@@ -1,6 +1,7 @@
 """Latent attention between a layer's first projection and its last: queries widened, latents cached, heads attended.
 
-Invariants: no branch on values and no wait for the device; what is quantized is what `q_b` reads, never a latent.
+Invariants: no branch on values and no wait for the device; what is quantized is what `q_b` reads, and latents and keys
+in a cache of e4m3, which share a scale.
 Knows nothing of pages, and of how attention over latents is computed.
 """
 
@@ -28,6 +29,7 @@ def attend_latents(
     cache: Tensor,
     cos_sin: Tensor,
     linear: Linear,
+    cache_scale: Tensor | None,
 ) -> Tensor:
     """`projected [T, queries + cached]` → the values of all heads side by side, `[T, H·V]`. Writes `cache`."""
     latent = spec.latent
@@ -48,6 +50,9 @@ def attend_latents(
         norm=weights.kv_norm,
         eps=latent.eps,
         interleaved=spec.rope.interleaved,
+        cache_scale=cache_scale,
     )
-    attended = latent_attention(q, own, cache, weights.kv_b, inputs.attention, scale=spec.attention_scale)
+    attended = latent_attention(
+        q, own, cache, weights.kv_b, inputs.attention, scale=spec.attention_scale, cache_scale=cache_scale
+    )
     return attended.flatten(1)

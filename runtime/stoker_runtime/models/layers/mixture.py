@@ -59,7 +59,7 @@ class Mixture:
             hidden,
             chosen,
             weights.experts,
-            activation="clamped" if self._limit else "silu",
+            activation="clamped" if self._limit else "silu" if weights.experts.gated else "relu2",
             limit=self._limit,
             shared=shared,
             shared_gate=gate,

@@ -17,9 +17,16 @@ from stoker_runtime.models.spec import ModelSpec
 
 
 def pass_states(
-    spec: ModelSpec, weights: StateWeights, projected: Tensor, meta: AttentionMeta, kept: tuple[Tensor, ...]
+    spec: ModelSpec,
+    weights: StateWeights,
+    projected: Tensor,
+    gates: Tensor | None,
+    meta: AttentionMeta,
+    kept: tuple[Tensor, ...],
 ) -> Tensor:
-    """`projected [T, P]` → what the heads give, normed, side by side `[T, H·D]`. Writes `kept`: windows and states."""
+    """`projected [T, P]`, and `gates` where they were projected apart → what the heads give, normed, side by side
+    `[T, H·D]`. Writes `kept`: windows and states.
+    """
     state = spec.recurrent
     assert state is not None, "a layer with a state is of a model that has them"
     window, held = kept
@@ -31,7 +38,10 @@ def pass_states(
         given = mamba2_scan(mixed, dt, weights.a_log, weights.skip, weights.dt_bias, held, rows)
         group = state.inner // state.groups
         return gated_rms_norm(given, gate, weights.norm, spec.eps, group=group, gate_first=True)
-    mixed, gate, b, a = projected.split((state.channels, state.inner, state.heads, state.heads), dim=1)
+    if gates is None:
+        projected, gates = projected.split((state.channels + state.inner, state.gates), dim=1)
+    mixed, gate = projected.split((state.channels, state.inner), dim=1)
+    b, a = gates.split((state.heads, state.heads), dim=1)
     mixed = causal_conv(mixed, window, weights.conv, weights.conv_bias, rows)
     given = gated_delta_rule(mixed, b, a, weights.a_log, weights.dt_bias, held, rows)
     return gated_rms_norm(given, gate, weights.norm, spec.eps, group=state.head_dim, gate_first=False)

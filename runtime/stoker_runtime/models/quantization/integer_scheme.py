@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 WORD_BITS = 32
-EXPERTS_BLOCK = 32
-"""Columns that rows of experts, and their groups, have whole multiples of."""
+EXPERTS_BLOCK = 32  # columns that rows of experts, and their groups, have whole multiples of
 Part = Literal["data", "scale", "zero", "order"]
 
 
@@ -60,6 +59,11 @@ class IntegerScheme:
     def experts_sizes(self, n: int, k: int, item_bytes: int) -> tuple[int, int]:
         """Bytes of the codes of stacked experts' [n, k] rows, and of their groups' scales beside zero points."""
         return n * k * self.bits // 8, -(-k // self.columns(k)) * n * 2 * item_bytes
+
+    @property
+    def experts_block(self) -> int:
+        """Columns that rows of experts have whole multiples of."""
+        return EXPERTS_BLOCK
 
     def experts_problem(self, k: int) -> str | None:
         """Why experts with rows of `k` columns are not multiplied in this scheme; None: they are."""

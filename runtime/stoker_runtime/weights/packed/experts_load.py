@@ -18,7 +18,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import CopyLanes
-from stoker_runtime.weights.expert_places import Mxfp4Experts
+from stoker_runtime.weights.expert_places import Fp4Experts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.routing import Route
 
@@ -44,9 +44,10 @@ def check_experts(spec: ModelSpec, routes: Routes) -> None:
 
 def load_experts(arena: WeightArena, routes: Routes, lanes: CopyLanes) -> None:
     """Read all experts that the arena keeps in MXFP4, and lay them out. Raises ModelError."""
-    waiting: tuple[Mxfp4Experts, list[Raw], list[Future[None]]] | None = None
+    stacked = {each.name for each in arena.spec.parameters() if each.kind == EXPERTS_KIND}
+    waiting: tuple[Fp4Experts, list[Raw], list[Future[None]]] | None = None
     for name, place in arena.experts.items():
-        if not isinstance(place, Mxfp4Experts):
+        if name not in stacked or not isinstance(place, Fp4Experts):
             continue
         lanes.fence()
         raw, futures = _submit(lanes, routes[name], arena.device)
@@ -70,7 +71,7 @@ def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -
     return raw, futures
 
 
-def _store(lanes: CopyLanes, place: Mxfp4Experts, raw: list[Raw], futures: list[Future[None]]) -> None:
+def _store(lanes: CopyLanes, place: Fp4Experts, raw: list[Raw], futures: list[Future[None]]) -> None:
     lanes.join(futures)
     for expert, (piece, blocks, scales) in enumerate(raw):
         rows = piece.shape[0]

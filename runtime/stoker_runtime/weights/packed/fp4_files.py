@@ -12,12 +12,14 @@ Knows nothing of where a weight goes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stoker_kernels.fp4_gemm import dequantize_fp4
+from stoker_kernels.quant import Fp4Weight
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint, Fp4Layout
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES
@@ -31,7 +33,7 @@ UNUSED = ("input_global_scale", "input_scale")
 
 @dataclass(frozen=True, slots=True)
 class UnpackedFp4:
-    """An [N, K] weight: uint8 codes [N, K/2], scales [K/block, N] as bytes, and the factor of all rows, fp32 [1]."""
+    """An [N, K] weight: uint8 codes [N, K/2], scales [K/block, N] as bytes, and a factor fp32, one or of each row."""
 
     data: Tensor
     scale: Tensor
@@ -71,3 +73,20 @@ def unpack(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor]) -> Unpacked
     suffix = _FACTOR[checkpoint.layout]
     factor = tensors[suffix].view(1).float()
     return UnpackedFp4(data, scale, factor.reciprocal() if checkpoint.layout is Fp4Layout.COMPRESSED else factor)
+
+
+def values(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The numbers of one weight, fp32 [N, K]."""
+    bits = unpack(checkpoint, tensors)
+    factor = None if bits.factor is None else bits.factor.expand(len(bits.data)).contiguous()
+    return dequantize_fp4(Fp4Weight(bits.data, bits.scale.contiguous(), factor, checkpoint.kind), torch.float32)
+
+
+def in_order(pieces: Sequence[UnpackedFp4], rows: Tensor) -> UnpackedFp4:
+    """Weights one behind the other as one, its rows those in the order `rows`."""
+    factors = [piece.factor.expand(len(piece.data)) for piece in pieces if piece.factor is not None]
+    return UnpackedFp4(
+        torch.cat([piece.data for piece in pieces])[rows],
+        torch.cat([piece.scale for piece in pieces], dim=1)[:, rows],
+        torch.cat(factors)[rows] if factors else None,
+    )

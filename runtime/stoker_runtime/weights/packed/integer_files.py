@@ -12,7 +12,7 @@ Knows nothing of where a weight goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +82,29 @@ def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: s
         zero = _codes(tensors["qzeros"], scheme.bits).flatten(1) + int(checkpoint.packing is Packing.GPTQ)
     order = None if groups is None else column_order(groups, scheme, name)
     return Unpacked(codes if order is None else codes[:, order.long()], scale, zero, order)
+
+
+def values(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """The numbers of one weight, fp32 [N, K], columns as its activations have them. Raises as `unpack` does."""
+    bits, scheme = unpack(checkpoint, tensors, name), checkpoint.scheme
+    k = bits.codes.shape[1]
+    group = torch.arange(k, device=bits.codes.device) // scheme.columns(k)
+    zero = float(1 << scheme.bits - 1) if bits.zero is None else bits.zero.float().t()[:, group]
+    found = (bits.codes.float() - zero) * bits.scale.float().t()[:, group]
+    if bits.order is None:
+        return found
+    return torch.empty_like(found).index_copy_(1, bits.order.long(), found)
+
+
+def in_order(pieces: Sequence[Unpacked], rows: Tensor) -> Unpacked:
+    """Weights one behind the other as one, its rows those in the order `rows`; of columns the first one's order."""
+    zeros = [piece.zero for piece in pieces if piece.zero is not None]
+    return Unpacked(
+        torch.cat([piece.codes for piece in pieces])[rows],
+        torch.cat([piece.scale for piece in pieces], dim=1)[:, rows],
+        torch.cat(zeros, dim=1)[:, rows] if zeros else None,
+        pieces[0].order,
+    )
 
 
 def column_order(groups: Tensor, scheme: IntegerScheme, name: str) -> Tensor:

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.grouped_rows import Groups, grouped_rows, row_order
+from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
-from stoker_runtime.weights.expert_places import IntegerExperts
+from stoker_runtime.weights.expert_places import Fp4Experts, IntegerExperts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import fp4_files, integer_files
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
-from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
+from stoker_runtime.weights.routing import Vocabulary, piece_rows, stored_form, tensor_names
 
 Entries = Mapping[str, TensorEntry]
 
@@ -55,16 +58,28 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
         return {}
     plan = {}
     for parameter in spec.parameters():
-        if parameter.scheme is not None:
-            names = tensor_names(spec, parameter.name, Vocabulary.HF)
+        names = tensor_names(spec, parameter.name, Vocabulary.HF)
+        if parameter.scheme is not None or (parameter.role is Role.LATENT and not _is_plain(entries.get(names[0]))):
             pieces, row = [], 0
-            for name, rows in zip(names, piece_rows(spec, parameter, len(names)), strict=True):
+            grouped = _groups(spec, parameter.name)
+            counts = [each.rows for each in grouped] if grouped else piece_rows(spec, parameter, len(names))
+            for name, rows in zip(names, counts, strict=True):
                 module = name.removesuffix(".weight")
                 pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
                 row += rows
             _check_values(checkpoint, pieces)
             plan[parameter.name] = tuple(pieces)
     return plan
+
+
+def _is_plain(entry: TensorEntry | None) -> bool:
+    return entry is not None and entry.encoding in PLAIN_DTYPES
+
+
+def _groups(spec: ModelSpec, name: str) -> tuple[Groups, ...]:
+    """How the rows of a final tensor lie in the checkpoint's, if they do so in groups; else nothing."""
+    grouped = stored_form(spec, name, Vocabulary.HF) is Stored.GROUPED
+    return grouped_rows(spec, name.rpartition(".")[2]) if grouped else ()
 
 
 def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[PackedRoute, ...]], entries: Entries) -> set[str]:
@@ -104,7 +119,7 @@ def _route(
     except ModelError as error:
         raise ModelError(f"{module}: {error}.", param="quantization_config") from error
     plain = entries.get(f"{module}.weight")
-    if plain is not None and plain.encoding in PLAIN_DTYPES:
+    if plain is not None and _is_plain(plain):
         raise ModelError(
             f"{plain.file}: tensor {plain.name} is not quantized, but quantization_config says "
             f"{checkpoint.method}; modules that are not quantized must be named there."
@@ -199,22 +214,69 @@ def _store(
     futures: list[Future[None]],
 ) -> None:
     lanes.join(futures)
+    experts = arena.experts.get(name)
+    groups = _groups(arena.spec, name)
+    order = torch.tensor(row_order(groups), device=arena.device) if groups else None
+    rows = [0] if groups else [route.row for route in routes]
+    if isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
+        _store_fp4_experts(experts, checkpoint, routes, read)
+        return
+    if name in arena.dense:
+        _widen(arena.dense[name], checkpoint, routes, read)
+        return
     if isinstance(checkpoint, Fp4Checkpoint):
-        for route, tensors in zip(routes, read, strict=True):
-            floats = fp4_files.unpack(checkpoint, tensors)
-            arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
+        floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
+        floats = floats if order is None else [fp4_files.in_order(floats, order)]
+        for row, each in zip(rows, floats, strict=True):
+            arena.store_fp4(name, row, each.data, each.scale, each.factor)
         return
     pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
-    experts = arena.experts.get(name)
     if isinstance(experts, IntegerExperts):
         for route, piece in zip(routes, pieces, strict=True):
             experts.store(route.row, piece.codes, piece.scale, piece.zero)
         return
     place = arena.integers[name]
-    for route, piece in zip(routes, pieces, strict=True):
-        arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)
+    pieces = pieces if order is None else [integer_files.in_order(pieces, order)]
+    for row, piece in zip(rows, pieces, strict=True):
+        arena.store_integers(name, row, piece.codes, piece.scale, piece.zero)
     if place.order is not None:
         # The order of all pieces, as the plan has found; of no groups' own, the file's.
-        order = next((piece.order for piece in pieces if piece.order is not None), None)
+        columns = next((piece.order for piece in pieces if piece.order is not None), None)
         every = torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
-        place.order.copy_(every if order is None else order)
+        place.order.copy_(every if columns is None else columns)
+
+
+def _widen(
+    target: Tensor, checkpoint: PackedCheckpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
+) -> None:
+    """What widens latents, which both ways to attend read head by head, in 16 bits."""
+    for route, tensors in zip(routes, read, strict=True):
+        if isinstance(checkpoint, Fp4Checkpoint):
+            values = fp4_files.values(checkpoint, tensors)
+        else:
+            values = integer_files.values(checkpoint, tensors, route.module)
+        target[route.row : route.row + route.rows].copy_(values)
+
+
+def _store_fp4_experts(
+    place: Fp4Experts, checkpoint: Fp4Checkpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
+) -> None:
+    """Some experts at once, of which each has as many routes: to lay out one alone would be launches more than work."""
+    each = len(routes) // len(place.data)
+    for first in range(0, len(place.data), place.together):
+        span = slice(first * each, (first + place.together) * each)
+        pieces = [fp4_files.unpack(checkpoint, tensors) for tensors in read[span]]
+        factors = [
+            piece.factor.expand(route.rows)
+            for route, piece in zip(routes[span], pieces, strict=True)
+            if piece.factor is not None
+        ]
+        try:
+            place.store(
+                first,
+                torch.cat([piece.data for piece in pieces]),
+                torch.cat([piece.scale.t() for piece in pieces]),
+                torch.cat(factors) if factors else None,
+            )
+        except ValueError as error:
+            raise ModelError(f"{routes[span][0].module} or an expert behind it {error}.") from error

@@ -1,0 +1,99 @@
+"""Quantized checkpoints whose Q, K and V lie together head by head, InternLM 2's and GPT-NeoX's: brought apart with
+their scales, bit for bit as those of a dense checkpoint of the same values; and which quantized layouts are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.runtime.models.test_quantized_hybrid import FP8_CONFIG, fp8
+from tests.runtime.models.test_zoo import save_random
+from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
+from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, Quantized, awq, gptq, gptq_config
+from tests.runtime.weights.test_integer_experts import load
+from torch import Tensor
+
+from stoker_runtime.bench.reference.weights import values_of
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantized]]] = {
+    "awq": (AWQ_CONFIG | {"group_size": 8}, lambda w: awq(w, 8)),
+    "gptq-act-order": (gptq_config(8, desc_act=True), lambda w: gptq(w, 8, act_order=True)),
+    "nvfp4": (modelopt_config("NVFP4", group_size=16), lambda w: nvfp4(w, modelopt=True)),
+    "fp8": (FP8_CONFIG, lambda w: fp8(w, "fp8_channel", "weight_scale")),
+}
+LINEARS = (
+    "wqkv.weight", ".wo.weight", "w1.weight", "w2.weight", "w3.weight",
+    "query_key_value.weight", "dense.weight", "dense_h_to_4h.weight", "dense_4h_to_h.weight",
+)  # fmt: skip
+SIZES = {"hidden_size": 96, "intermediate_size": 64, "head_dim": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "InternLM2ForCausalLM": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "GPTNeoXForCausalLM": {"num_attention_heads": 6, "num_key_value_heads": 6},
+}
+
+
+def write(folder: Path, name: str, form: str) -> tuple[Path, Path]:
+    """The checkpoint in `folder/q`, and in `folder/d` a dense one of the values that it stands for."""
+    save_random(name, folder / "made")
+    settings = json.loads((folder / "made" / "config.json").read_text()) | SIZES | MODELS[name]
+    spec = build_spec(read_source(str(folder / "made")))
+    generator, dense = torch.Generator().manual_seed(len(form)), {}
+    heads, kv = settings["num_attention_heads"], settings["num_key_value_heads"]
+    rows = {"wqkv": (heads + 2 * kv) * 16, "query_key_value": 3 * heads * 16, "wo": 96, "dense": 96, "w1": 64, "w3": 64,
+            "w2": 96, "dense_h_to_4h": 64, "dense_4h_to_h": 96}  # fmt: skip
+    for key, tensor in load_file(folder / "made" / "model.safetensors").items():
+        module = key.split(".")[-2]
+        wide = 64 if module in ("w2", "dense_4h_to_h") else 96
+        first = rows.get(module, tensor.shape[0] if tensor.shape[0] == spec.vocab else 96)
+        shape = (first,) if tensor.dim() == 1 else (first, wide)
+        dense[key] = 0.1 * torch.randn(shape, generator=generator)
+    config, quantize = FORMATS[form]
+    packed = dict(dense)
+    for key in [key for key in dense if key.endswith(LINEARS)]:
+        parts, dense[key] = quantize(packed.pop(key))
+        module = key.removesuffix(".weight")
+        own_bias = f"{module}.bias" in packed
+        for suffix, part in parts.items():
+            if not (suffix == "bias" and own_bias):
+                packed[f"{module}.{suffix}"] = part.contiguous()
+    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", dense, {})):
+        (folder / at).mkdir()
+        save_file(found, folder / at / "model.safetensors")
+        (folder / at / "config.json").write_text(json.dumps(settings | more))
+    return folder / "q", folder / "d"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_are_brought_apart_with_their_scales(name: str, form: str, tmp_path: Path, paged_model: Any) -> None:
+    quantized, plain = write(tmp_path, name, form)
+    for ours, theirs in zip(load(quantized).layers, load(plain).layers, strict=True):
+        for field in ("qkv", "output", "gate_up", "down"):
+            weight, exact = getattr(ours, field), getattr(theirs, field)
+            assert getattr(weight, "kind", "packed") != "dense"
+            torch.testing.assert_close(values_of(weight).float(), exact.data, rtol=1e-6, atol=0.0)
+        assert (ours.qkv_bias is None) == (theirs.qkv_bias is None)
+        assert ours.qkv_bias is None or torch.equal(ours.qkv_bias, theirs.qkv_bias)
+    if form != "fp8":
+        # As dense, which are those of transformers in the test of the table.
+        ids = [5, 60, 17, 80, 33, 9, 71]
+        got, wanted = (paged_model(str(each)).step([(0, ids)], all_logits=True)[0] for each in (quantized, plain))
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GraniteMoeForCausalLM"])
+def test_what_lies_by_columns_or_in_one_stack_is_refused(name: str, tmp_path: Path) -> None:
+    save_random(name, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": FORMATS["awq"][0]}))
+    with pytest.raises(ModelError, match=f"quantized checkpoints of {name} are not supported: .* row by row"):
+        build_spec(read_source(str(tmp_path)))
