@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,31 @@ def test_a_server_that_fails_is_found(server: Running, capsys: pytest.CaptureFix
     assert "soak: passed" in told
     server.engine.fail_after = 3
     assert cli.main(["soak", *flags]) == 1
-    assert "soak: FAILED" in capsys.readouterr().out
+    last = capsys.readouterr().out.partition("soak: FAILED")[2].splitlines()
+    assert any(line.startswith("  answers: ") and "failed" in line for line in last), last
+
+
+def test_a_server_that_is_gone_afterwards_is_a_finding(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Load.run
+
+    async def then_gone(self: Load, memory_of: Any) -> None:
+        await load(self, memory_of)
+        monkeypatch.setattr(mode, "settled", lambda *_: look(f"http://127.0.0.1:{unused_port()}"))
+
+    monkeypatch.setattr(Load, "run", then_gone)
+    flags = ["--url", server.url, "--seconds", "20", "--requests", "7", "--output-len", "5", *LOOSE]
+    assert cli.main(["soak", *flags]) == 1
+    *_, before, last = capsys.readouterr().out.splitlines()
+    assert before.startswith("soak: FAILED by 1 of ")
+    assert last.startswith("  afterwards: the server did not answer")
+
+
+def unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def load_of(server: Running, **changes: Any) -> Load:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -75,6 +76,20 @@ def test_schema_of_required_calls() -> None:
     single = ToolUse("required", "", SPECS, False, SCHEMAS)
     assert valid(single, [weather])
     assert not valid(single, [weather, weather])
+
+
+def test_tools_without_arguments_are_called_once_each() -> None:
+    names = [f"tool_{at}" for at in range(random.randint(1, 9))]
+    empty: list[dict[str, Any]] = [{}, {"type": "object", "properties": {}}, {"properties": {}, "title": "None"}]
+    use = ToolUse("required", "", (), True, {name: random.choice(empty) for name in names})
+    calls = [{"name": name, "parameters": {}} for name in names]
+    assert valid(use, calls)
+    assert valid(use, calls[:1])
+    assert not valid(use, [*calls, calls[0]])
+    # One that takes something may be called for each thing.
+    loose: dict[str, Any] = random.choice([CITY, {"type": "object"}, {**empty[1], "additionalProperties": True}])
+    more = ToolUse("required", "", (), True, {**use.schemas, "other": loose})
+    assert valid(more, [*calls, *calls])
 
 
 def test_a_template_without_tools_is_told_of_them_in_the_first_message() -> None:

@@ -58,7 +58,8 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
 def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
     """The JSON schema that a forced call must follow; None when nothing is forced.
 
-    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by parsers/forced.py.
+    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by parsers/forced.py; no longer
+    than there are tools where none of them takes arguments.
     """
     if use.choice == "named":
         return _arguments_schema(use.schemas[use.name])
@@ -69,6 +70,9 @@ def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
     found: JsonSchema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not use.parallel:
         found["maxItems"] = 1
+    elif all(map(_takes_nothing, use.schemas.values())):
+        # A second call of a tool would say nothing new, and a small model says it until its tokens are over.
+        found["maxItems"] = len(calls)
     return {**found, "$defs": shared} if shared else found
 
 
@@ -81,6 +85,12 @@ def _arguments_schema(parameters: JsonSchema) -> JsonSchema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     parameters = closed(parameters, described=True)
     return parameters if _SHAPES.intersection(parameters) else {"type": "object", **parameters}
+
+
+def _takes_nothing(parameters: JsonSchema) -> bool:
+    arguments = _arguments_schema(parameters)
+    nothing = arguments.get("properties") == {} and arguments.get("additionalProperties") is False
+    return nothing and not {"patternProperties", *_SHAPES} & (arguments.keys() - {"type"})
 
 
 def _call_schema(name: str, parameters: JsonSchema, shared: JsonSchema) -> JsonSchema:

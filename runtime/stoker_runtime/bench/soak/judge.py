@@ -84,3 +84,12 @@ def judge_texts(differing: Sequence[str], compared: int, allowed: int) -> Findin
     """Whether seeded texts are the same alone as they were among others."""
     said = f"{compared - len(differing)} of {compared} sampled texts equal their lone runs"
     return Finding("texts", len(differing) <= allowed if compared else None, "; ".join([said, *differing[:3]]))
+
+
+def verdict(findings: Sequence[Finding]) -> list[str]:
+    """The last lines of a run: whether it passed, and each finding that did not hold with its figures."""
+    failed = [finding for finding in findings if finding.held is False]
+    if not failed:
+        return ["soak: passed"]
+    named = [f"  {finding.name}: {finding.said}" for finding in failed]
+    return [f"soak: FAILED by {len(failed)} of {len(findings)} findings:", *named]

@@ -40,6 +40,7 @@ from stoker_runtime.bench.soak.judge import (
     judge_held,
     judge_memory,
     judge_texts,
+    verdict,
 )
 from stoker_runtime.bench.soak.kinds import KINDS, Kind
 from stoker_runtime.bench.soak.load import Load, Plan, allow_sockets
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
         args.json.write_text(json.dumps(as_json(report), indent=1) + "\n")
     if args.plot:
         save_plot(report.tally, args.plot)
-    print("soak: passed" if report.passed else "soak: FAILED")
+    print("\n".join(verdict(report.findings)))
     return 0 if report.passed else 1
 
 
@@ -154,20 +155,27 @@ async def under_load(args: argparse.Namespace, url: str, pid: int | None, *, str
     plan = Plan(url, args.api_key, args.streams, args.seconds, args.requests, args.patience, args.seed, kinds=kinds)
     print(f"# {facts.model} at {url}: {', '.join(kinds)}; up to {args.streams} streams", flush=True)
     await Load(plan, facts, tally).run(lambda: pid)
-    after = await settled(url, args.api_key, pid, before, SETTLE_SECONDS)
-    differing = await differing_texts(url, args.api_key, tally.texts)
     bounds = Bounds(args.growth, args.growth_mib, args.drift)
     findings += [
         judge_answers(tally),
-        judge_held(before, after),
         judge_memory("memory", tally.samples, bounds, lambda sample: sample.rss_mib),
         judge_memory("device memory", tally.samples, bounds, lambda sample: sample.device_mib),
         judge_gaps(tally.gaps, bounds),
-        judge_texts(differing, len(tally.texts), args.differing),
     ]
+    try:
+        findings.append(judge_held(before, await settled(url, args.api_key, pid, before, SETTLE_SECONDS)))
+        differing = await differing_texts(url, args.api_key, tally.texts)
+        findings.append(judge_texts(differing, len(tally.texts), args.differing))
+    except (Wrong, Full, *GONE) as error:
+        findings.append(Finding("afterwards", False, f"the server did not answer as it should: {said_of(error)}"))
     for finding in findings:
         show(finding)
     return Report(findings, left_out, tally, [])
+
+
+def said_of(error: BaseException) -> str:
+    """The error's words, or its kind where it has none."""
+    return str(error) or type(error).__name__
 
 
 async def under_faults(args: argparse.Namespace, server: Server, small: Path | None) -> Report:

@@ -9,11 +9,13 @@ import pytest
 from stoker_runtime.bench.soak.held import Held
 from stoker_runtime.bench.soak.judge import (
     Bounds,
+    Finding,
     judge_answers,
     judge_gaps,
     judge_held,
     judge_memory,
     judge_texts,
+    verdict,
 )
 from stoker_runtime.bench.soak.load import ladder
 from stoker_runtime.bench.soak.tally import TENTHS, Gaps, Sample, Tally
@@ -106,3 +108,13 @@ def test_the_ladder_ends_at_the_most() -> None:
         assert steps[0] == 1
         assert steps[-1] == most
         assert steps == sorted(set(steps))
+
+
+def test_the_last_lines_name_each_finding_that_failed_and_no_other() -> None:
+    held = [random.choice((True, False, None)) for _ in range(30)] + [False]
+    findings = [Finding(f"n{at}", each, f"{random.random()} MiB") for at, each in enumerate(held)]
+    first, *named = verdict(findings)
+    failed = [finding for finding in findings if finding.held is False]
+    assert first == f"soak: FAILED by {len(failed)} of 31 findings:"
+    assert named == [f"  {finding.name}: {finding.said}" for finding in failed]
+    assert verdict([finding for finding in findings if finding.held is not False]) == ["soak: passed"]
