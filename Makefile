@@ -76,7 +76,7 @@ bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --sha
 	$(VENV)/bin/stoker bench $(BENCH)
 
 soak: $(VENV)/.demo  ## two minutes of mixed load on the CPU, then whether anything is held, grew or slowed; SOAK="--faults kill-api"
-	$(VENV)/bin/stoker bench soak shape:tiny $(SOAK) --serve --device cpu --max-model-len 512
+	$(VENV)/bin/stoker bench soak shape:tiny $(SOAK) --serve --device cpu --max-model-len 512 --cpu-kv-gb 0.02
 
 docs: $(VENV)/.dev  ## write docs/reference from the code
 	@$(RUN) -m docs.generate

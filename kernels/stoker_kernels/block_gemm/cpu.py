@@ -32,9 +32,9 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
 
 def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """`block_gemm.block_linear`."""
-    if weight.packed and x.dtype == torch.bfloat16:
+    if weight.packed:
         return cpu_packed.product(x, weight, bias, out)
-    if x.shape[0] >= UNPACKED_TOKENS or weight.packed:
+    if x.shape[0] >= UNPACKED_TOKENS:
         y = torch.cat([_unpacked_product(x, piece, weight.in_features) for piece in weight.blocks], dim=1)
         y = y if bias is None else y.add_(bias)
         return y if out is None else out.copy_(y)
@@ -62,7 +62,6 @@ def _unpacked_product(x: Tensor, piece: BlockRows, columns: int) -> Tensor:
     """x [T, K] · one piece, unpacked to the dtype of x a part at a time → [T, rows]."""
     rows = piece.data.shape[0]
     step = max(1, SCRATCH // columns)
-    step += -step % cpu_packed.GROUP  # packed rows are parted between their groups
     parts = (replace(piece, data=piece.data[at : at + step]) for at in range(0, rows, step))
     return torch.cat([torch.nn.functional.linear(x, unpack(part, columns, x.dtype)) for part in parts], dim=1)
 

@@ -1,6 +1,7 @@
-"""GGUF's blocks of 32 columns on processors with AVX-512 BF16: packed once, multiplied as they lie (csrc/cpu_packed.c).
+"""GGUF's blocks of 32 columns on a CPU: packed once, in their own memory and as many bytes, and multiplied as they lie.
 
-A weight is packed in its own memory, in as many bytes. Products take bf16; other types of x read unpacked values.
+Products of x in bf16 are computed in bf16 where the processor has AVX-512 BF16 (csrc/cpu_packed.c), all others in fp32
+by any processor's vectors (csrc/cpu_packed_floats.c).
 Invariants: what the C functions get is contiguous and lies within its tensors; sizes are checked here, for C does not.
 Does not know: which layer a weight serves.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,24 +27,29 @@ GROUP, COLUMNS = 16, 32
 THREAD_WORK = 1 << 20
 # Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
 PARTS_PER_THREAD = 6
-_STEM = "cpu_packed"
+_HALVES, _FLOATS = "cpu_packed", "cpu_packed_floats"
+
+
+def refusal() -> str | None:
+    """Why nothing is packed here; None where it is."""
+    return cc.refusal(_FLOATS)
 
 
 @functools.cache
-def refusal() -> str | None:
-    """Why nothing is packed here; None where it is."""
+def bf16_refusal() -> str | None:
+    """Why products of x in bf16 are computed in fp32; None where they are not."""
     if platform.machine() != "x86_64" or "avx512_bf16" not in cc.processor_flags():
         return "needs a processor with AVX-512 BF16"
-    return cc.refusal(_STEM)
+    return cc.refusal(_HALVES)
 
 
 def packs(name: str, rows: int) -> bool:
-    """Whether rows of this format are packed on a processor that can."""
+    """Whether rows of this format are packed."""
     return name in PACKED and rows % GROUP == 0
 
 
 def pack(weight: BlockWeight) -> BlockWeight:
-    """Pack a weight in its own memory; as it is where a piece is of another format, or the processor cannot.
+    """Pack a weight in its own memory; as it is where a piece is of another format, or nothing is compiled here.
 
     Whoever held the weight as it was must not read it again.
     """
@@ -56,23 +63,28 @@ def pack(weight: BlockWeight) -> BlockWeight:
 
 
 def product(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """`block_gemm.block_linear` of x in bf16 and a packed weight."""
-    x = x.contiguous()
+    """`block_gemm.block_linear` of a packed weight."""
+    halves = x.dtype == torch.bfloat16 and bf16_refusal() is None
+    inner = x.contiguous() if halves else x.float().contiguous()
     (tokens, columns), wanted = x.shape, weight.out_features
-    direct = out is not None and out.dtype in (torch.bfloat16, torch.float32) and out.is_contiguous()
-    y = out if direct and out is not None else torch.empty((tokens, wanted), dtype=torch.bfloat16)
+    direct = out is not None and out.is_contiguous() and out.dtype in (inner.dtype, torch.float32)
+    y = out if direct and out is not None else torch.empty((tokens, wanted), dtype=inner.dtype)
     shift = None if bias is None else bias.float().contiguous()
     if tokens:
         pieces = [(PACKED.index(each.format), each.data.data_ptr(), each.rows) for each in weight.blocks]
         threads = torch.get_num_threads() if tokens * columns * wanted >= THREAD_WORK else 1
         step = max(1, wanted // (GROUP * PARTS_PER_THREAD * threads)) if threads > 1 else wanted // GROUP
         sums = torch.empty(tokens * (columns // COLUMNS), dtype=torch.float32)
-        _library().stoker_packed_product(
+        function = _halves_product() if halves else _library().stoker_packed_floats_product
+        width = (y.dtype == torch.float32,) if halves else ()
+        function(
             (ctypes.c_int64 * (3 * len(pieces)))(*(number for piece in pieces for number in piece)), len(pieces),
-            columns, x.data_ptr(), tokens, sums.data_ptr(), None if shift is None else shift.data_ptr(),
-            y.data_ptr(), wanted, y.dtype == torch.float32, step, threads,
+            columns, inner.data_ptr(), tokens, sums.data_ptr(), None if shift is None else shift.data_ptr(),
+            y.data_ptr(), wanted, *width, step, threads,
         )  # fmt: skip
-    return y if out is None or out is y else out.copy_(y)
+    if out is None:
+        return y.to(x.dtype)
+    return y if out is y else out.copy_(y)
 
 
 def rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int) -> Tensor:
@@ -87,8 +99,16 @@ def rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int) -> Tens
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    found, at, long, integer = cc.library(_STEM), ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    found, at, long, integer = cc.library(_FLOATS), ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     found.stoker_pack.argtypes = [integer, at, long, long]
     found.stoker_packed_rows.argtypes = [integer, at, at, long, long, at]
-    found.stoker_packed_product.argtypes = [at, long, long, at, long, at, at, at, long, integer, long, integer]
+    found.stoker_packed_floats_product.argtypes = [at, long, long, at, long, at, at, at, long, long, integer]
     return found
+
+
+@functools.cache
+def _halves_product() -> Callable[..., object]:
+    function = cc.library(_HALVES).stoker_packed_product
+    at, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    function.argtypes = [at, long, long, at, long, at, at, at, long, integer, long, integer]
+    return function

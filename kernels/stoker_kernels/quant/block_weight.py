@@ -47,7 +47,7 @@ def block_row_bytes(name: str, columns: int) -> int:
 class BlockRows:
     """Neighbouring rows in one format: uint8 [rows, row bytes], contiguous.
 
-    `packed`: sixteen rows lie side by side in as many bytes, as `block_gemm/csrc/cpu_packed.c` reads them.
+    `packed`: sixteen rows lie side by side in as many bytes, as `launch/csrc/cpu_packed_order.h` says.
     """
 
     format: str

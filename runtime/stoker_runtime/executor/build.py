@@ -174,7 +174,7 @@ def _build(
         if draft is not None:
             own = draft.config
             found.append(load_weights(draft.source, draft.spec, device, dtype, own.quantization, seed=own.seed))
-        return [packed_for_cpu(each, dtype) if device.type == "cpu" else each for each in found]
+        return [packed_for_cpu(each) if device.type == "cpu" else each for each in found]
 
     with phase("weights", seconds), torch.inference_mode():
         weights, *drafting = load(ahead)

@@ -2,7 +2,7 @@
 quantization makes of 16 bits.
 
 On a CPU blocks rest as a file has them, on a GPU in planes; the spec counts either. Where nobody asks, those of a file
-stay that a processor multiplies faster in blocks than in bf16.
+stay that a processor multiplies faster in blocks than decoded.
 Invariants: decided from headers and shapes, before memory is taken; what is not in blocks is named with its reason.
 Knows nothing of how blocks are multiplied.
 """
@@ -39,11 +39,10 @@ log = logging.getLogger(__name__)
 
 
 def keeps_unasked(config: EngineConfig, spec: ModelSpec, device: str) -> bool:
-    """Whether the fast formats stay in blocks though no flag says so: for a model in bf16 on a CPU that packs them."""
+    """Whether the fast formats stay in blocks though no flag says so: on a CPU, which packs them."""
     plain = config.quantization == "auto" and config.isq == "none" and config.quantize_head == "none"
     plain = plain and not config.batch_invariant  # which blocks are not
-    in_bf16 = config.dtype == "bfloat16" or (config.dtype == "auto" and spec.dtype == "bfloat16")
-    return plain and in_bf16 and device == "cpu" and spec.part is None and packing_refusal() is None
+    return plain and device == "cpu" and spec.part is None and packing_refusal() is None
 
 
 def keep_blocks(spec: ModelSpec, source: ModelSource, asked: str, device: str, *, unasked: bool = False) -> ModelSpec:

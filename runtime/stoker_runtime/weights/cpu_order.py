@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from stoker_kernels.block_gemm import pack as pack_blocks
 from stoker_kernels.gemm import pack
 from stoker_kernels.quant import AnyWeight, BlockWeight
 from stoker_runtime.models.decoder_weights import DecoderWeights
 
 
-def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeights:
+def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
     """The same weights, the matrices in the order in which this processor's products read them, if it has one.
 
-    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, for
-    a model that runs in bf16, so that `weights` must not be read again.
+    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, so
+    that `weights` must not be read again.
     """
 
     def packed(weight: AnyWeight) -> AnyWeight:
         if isinstance(weight, BlockWeight):
-            return pack_blocks(weight) if dtype == torch.bfloat16 else weight
+            return pack_blocks(weight)
         return pack(weight)
 
     layers = tuple(

@@ -1,8 +1,9 @@
-"""Packed blocks: the same values bit for bit, products in bf16 against them, and what is not packed."""
+"""Packed blocks: the same values bit for bit, products in bf16 and fp32 against them, and what is not packed."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,11 +11,31 @@ from tests.kernels.block_gemm.test_blocks import by_definition, random_rows, sam
 
 from stoker_kernels.block_gemm import block_linear, block_rows, cpu_packed, pack, plain_rows
 from stoker_kernels.block_gemm.reference import block_linear as by_reference
+from stoker_kernels.launch import cc
 from stoker_kernels.quant import BlockRows, BlockWeight
 from stoker_runtime.bench.reference.weights import values_of
 
-REFUSED = cpu_packed.refusal()
-needs_bf16 = pytest.mark.skipif(REFUSED is not None, reason=f"packed blocks: {REFUSED}")
+REFUSED, NO_BF16 = cpu_packed.refusal(), cpu_packed.bf16_refusal()
+needs_compiler = pytest.mark.skipif(REFUSED is not None, reason=f"packed blocks: {REFUSED}")
+needs_bf16 = pytest.mark.skipif(NO_BF16 is not None, reason=f"packed blocks in bf16: {NO_BF16}")
+TYPES = [pytest.param(torch.bfloat16, marks=needs_bf16), torch.float32]
+LEVELS = [None, *(name for name, needs in cc.LEVELS.items() if cc.processor_flags().issuperset(needs))]
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The processor as one of a lower level, without bf16, or as it is."""
+    if request.param is not None:
+        for function in (cc.library, cpu_packed._library, cpu_packed.bf16_refusal):
+            function.cache_clear()
+        monkeypatch.setattr(cc, "level", lambda: request.param)
+        monkeypatch.setattr(cc, "processor_flags", lambda: frozenset(cc.LEVELS[request.param]))
+    yield
+    for function in (cc.library, cpu_packed._library, cpu_packed.bf16_refusal):
+        function.cache_clear()
+
+
+any_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
 
 
 def weights(columns: int) -> tuple[BlockWeight, torch.Tensor]:
@@ -25,7 +46,7 @@ def weights(columns: int) -> tuple[BlockWeight, torch.Tensor]:
     return BlockWeight(tuple(BlockRows(*each) for each in zip(names, data, strict=True)), columns), values
 
 
-@needs_bf16
+@needs_compiler
 @pytest.mark.parametrize("name", cpu_packed.PACKED)
 def test_values_are_the_definition_and_the_bytes_come_back(name: str) -> None:
     columns = 32 * random.randint(1, 19)
@@ -65,12 +86,32 @@ def test_products(tokens: int) -> None:
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=2e-3, atol=float(2e-4 * size.max()))
 
 
-@needs_bf16
-def test_a_row_is_the_same_beside_any_others_on_any_threads() -> None:
+@needs_compiler
+@any_level
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 7, 8, 13])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_in_fp32(level: None, tokens: int, dtype: torch.dtype) -> None:
+    columns = 32 * random.randint(1, 19)
+    plain, values = weights(columns)
+    packed = pack(plain)
+    x = torch.randn(tokens, columns).to(dtype)
+    bias = torch.randn(packed.out_features).to(dtype) if tokens % 2 else None
+    size = x.double().abs() @ values.double().abs().t() + 1
+    expected = x.double() @ values.double().t() + (0.0 if bias is None else bias.double())
+    exact = torch.empty(tokens, packed.out_features)
+    assert block_linear(x, packed, bias=bias, out=exact) is exact
+    # A code's product is rounded with its sum: some units of the last place of the sum of magnitudes.
+    assert bool(((exact.double() - expected).abs() <= 2e-6 * size).all())
+    assert torch.equal(block_linear(x, packed, bias=bias), exact.to(dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_is_the_same_beside_any_others_on_any_threads(dtype: torch.dtype) -> None:
     columns, rows = 544, 16 * 67
     data = random_rows("Q4_1", rows, columns)
     packed = pack(BlockWeight((BlockRows("Q4_1", data), BlockRows("Q8_0", random_rows("Q8_0", 32, columns))), columns))
-    x = torch.randn(21, columns).bfloat16()
+    x = torch.randn(21, columns).to(dtype)
     threads = torch.get_num_threads()
     assert len(x) * columns * rows >= cpu_packed.THREAD_WORK
     try:

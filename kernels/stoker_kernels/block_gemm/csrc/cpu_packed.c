@@ -1,10 +1,7 @@
 // Weights in blocks of 32 columns of GGUF, multiplied with activations in bf16 by AVX-512 BF16 (vdpbf16ps).
 //
-// Sixteen rows lie side by side (a group), one in each lane, so that scales are a vector and nothing is summed across
-// lanes. Of a block of a group there come: `planes` times 256 bytes of half codes, the 16 scales in fp16, and for Q4_1
-// its 16 offsets. That is what the file's blocks take, so that a matrix is packed where it lies.
-// Half codes become bf16 by one permutation of a table of 16 values, which is exact: codes have at most 4 bits, and a code
-// of 8 bits is the sum of a multiple of 16 and a number below 16.
+// They lie as cpu_packed_order.h says, packed by cpu_packed_floats.c. Half codes become bf16 by one permutation of a table
+// of 16 values, which is exact: codes have at most 4 bits.
 //
 // Shapes: weight [rows, row_bytes], x [tokens, columns] bf16, y [tokens, stride] bf16 or fp32.
 // Invariants: a product is exact, sums are fp32, scales and offsets are applied to the sums of a block, and the result is
@@ -14,114 +11,13 @@
 #endif
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 #include <immintrin.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "cpu_packed_order.h"
 #include "cpu_pool.h"
 
-#define GROUP 16
-#define COLUMNS 32
-#define PLANE 256
 #define MOST_TOKENS 8
 #define INLINE static inline __attribute__((always_inline))
-
-// The order is that of PACKED in cpu_packed.py. `low`: the table of the lower half codes, `high` of the upper ones.
-static const struct { int planes, offset, bytes; short low[16], high[16]; } KINDS[] = {
-    {2, 0, 34, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-     {0, 16, 32, 48, 64, 80, 96, 112, -128, -112, -96, -80, -64, -48, -32, -16}},
-    {1, 0, 18, {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}, {0}},
-    {1, 1, 20, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {0}},
-    {1, 0, 18, {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, {0}},
-};
-
-// ---- packing ----
-
-static inline int plain_code(int kind, const uint8_t *block, int column) {
-    if (KINDS[kind].planes == 2) return block[2 + column];
-    int byte = block[(KINDS[kind].offset ? 4 : 2) + column % 16];
-    return column < 16 ? byte & 15 : byte >> 4;
-}
-
-// Where the code of (row, column) lies in its plane: a vector has two columns of each row side by side, and four pairs
-// of columns in the four half bytes of its words.
-static inline long place(int row, int column, int *shift) {
-    int pair = column / 2;
-    *shift = 4 * (pair % 4);
-    return 64 * (pair / 4) + 4 * row + 2 * (column % 2);
-}
-
-static void pack_block(int kind, uint8_t *const rows[GROUP], uint8_t *out) {
-    int planes = KINDS[kind].planes;
-    uint16_t words[2 * PLANE / 2];
-    memset(words, 0, sizeof words);
-    for (int row = 0; row < GROUP; row++) {
-        for (int column = 0; column < COLUMNS; column++) {
-            int shift, code = plain_code(kind, rows[row], column);
-            long at = place(row, column, &shift) / 2;
-            words[at] |= (uint16_t)((code & 15) << shift);
-            if (planes == 2) words[PLANE / 2 + at] |= (uint16_t)((code >> 4) << shift);
-        }
-        for (int part = 0; part <= KINDS[kind].offset; part++)
-            memcpy(out + planes * PLANE + part * 2 * GROUP + 2 * row, rows[row] + 2 * part, 2);
-    }
-    memcpy(out, words, (size_t)(planes * PLANE));
-}
-
-// Packs in place; rows are a multiple of 16, columns of 32. Returns 0, or 1 where there is no memory.
-int stoker_pack(int kind, uint8_t *weight, long rows, long columns) {
-    long blocks = columns / COLUMNS, bytes = KINDS[kind].bytes, group_bytes = GROUP * blocks * bytes;
-    uint8_t *plain = malloc((size_t)group_bytes);
-    if (!plain) return 1;
-    for (long group = 0; group < rows / GROUP; group++) {
-        uint8_t *out = weight + group * group_bytes;
-        memcpy(plain, out, (size_t)group_bytes);
-        for (long block = 0; block < blocks; block++, out += GROUP * bytes) {
-            uint8_t *heads[GROUP];
-            for (int row = 0; row < GROUP; row++) heads[row] = plain + (row * blocks + block) * bytes;
-            pack_block(kind, heads, out);
-        }
-    }
-    free(plain);
-    return 0;
-}
-
-INLINE float half(const uint8_t *at) {
-    uint16_t bits;
-    memcpy(&bits, at, 2);
-    return _cvtsh_ss(bits);
-}
-
-// Values of rows `ids`, or of the first `count` where ids is 0: fp32 [count, columns], as the format defines them.
-void stoker_packed_rows(int kind, const uint8_t *weight, const int64_t *ids, long count, long columns, float *out) {
-    int planes = KINDS[kind].planes, bytes = KINDS[kind].bytes;
-    for (long at = 0; at < count; at++) {
-        long id = ids ? ids[at] : at;
-        int row = (int)(id % GROUP);
-        const uint8_t *block = weight + id / GROUP * (columns / COLUMNS) * GROUP * bytes;
-        for (long first = 0; first < columns; first += COLUMNS, block += GROUP * bytes) {
-            const uint8_t *scales = block + planes * PLANE + 2 * row;
-            float scale = half(scales), offset = KINDS[kind].offset ? half(scales + 2 * GROUP) : 0.0f;
-            for (int column = 0; column < COLUMNS; column++) {
-                int shift;
-                long where = place(row, column, &shift);
-                uint16_t low, high = 0;
-                memcpy(&low, block + where, 2);
-                if (planes == 2) memcpy(&high, block + PLANE + where, 2);
-                int code = KINDS[kind].low[low >> shift & 15] + KINDS[kind].high[high >> shift & 15];
-                float value = scale * (float)code;
-                out[at * columns + first + column] = KINDS[kind].offset ? value + offset : value;
-            }
-        }
-    }
-}
-
-// ---- products ----
-
-struct Piece {
-    int64_t kind;
-    const uint8_t *weight;
-    int64_t rows;
-};
 
 struct Work {
     const struct Piece *pieces;

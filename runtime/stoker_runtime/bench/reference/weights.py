@@ -96,7 +96,7 @@ def _decoded(data: Tensor, name: str) -> Tensor:
 
 
 def _file_rows(piece: BlockRows) -> Tensor:
-    """The rows of blocks as a file has them; packed ones are read code by code (block_gemm/csrc/cpu_packed.c)."""
+    """The rows of blocks as a file has them; packed ones are read code by code (launch/csrc/cpu_packed_order.h)."""
     if not piece.packed:
         return piece.data
     _, size = BLOCK_FORMATS[piece.format]
