@@ -124,12 +124,16 @@ def check_schedules(
     sizes: dict[str, Any] = {"device": "cpu", "dtype": dtype, "max_model_len": 128, "page_size": 16}
     sizes |= {"batch_invariant": True, "cpu_threads": 1, "quantization": quantization, "runner": "generate"}
     with LLM(
-        model, **sizes, max_num_seqs=1, max_num_batched_tokens=128, num_gpu_blocks=8, enable_prefix_caching=False
+        model, **sizes, max_num_seqs=1, max_num_batched_tokens=128, num_gpu_blocks=40, enable_prefix_caching=False
     ) as roomy:
         alone = [roomy.generate_tokens([prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+        executor: Any = roomy.engine.executor
+        sight = executor.sight
     known = len(seen)
     for swapped in (0, 20):
-        crowd = {"max_num_seqs": 6, "max_num_batched_tokens": rng.randint(11, 30), "num_gpu_blocks": 10}
+        crowd = {"max_num_seqs": 6, "max_num_batched_tokens": rng.randint(11, 30)}
+        # Where layers with a window give up pages, a place is several. Beside a host pool none do.
+        crowd["num_gpu_blocks"] = 10 * (1 if sight is None or swapped else 1 + sight.parts)
         with LLM(model, **sizes, **crowd, num_cpu_blocks=swapped) as crowded:
             assert crowded.generate_tokens(prompts, params) == alone
             stats = crowded.engine.stats()
