@@ -196,10 +196,11 @@ async def test_a_settled_group_is_written_nothing(
     spec["containers"][0]["env"].append({"name": "STOKER_SEED", "value": "3"})
     patch = {"spec": {"leaderWorkerTemplate": {"workerTemplate": {"spec": spec}}}}
     await cluster.merge(LEADER_WORKER_SET, namespace, SET, patch)
-    await reconciler.reconcile(namespace, "demo")
-    mended = await cluster.get(LEADER_WORKER_SET, namespace, SET)
-    assert mended is not None
-    assert mended["spec"] == after["spec"]
+    async with asyncio.timeout(20):  # until it has heard of it
+        mended = None
+        while mended is None or mended["spec"] != after["spec"]:
+            await reconciler.reconcile(namespace, "demo")
+            mended = await cluster.get(LEADER_WORKER_SET, namespace, SET)
 
 
 async def test_without_the_kind_the_status_says_what_to_install(create: Any, look: Any, node: Node) -> None:

@@ -133,7 +133,7 @@ def check_schedules(
     for swapped in (0, 20):
         crowd = {"max_num_seqs": 6, "max_num_batched_tokens": rng.randint(11, 30)}
         # Where layers with a window give up pages, a place is several. Beside a host pool none do.
-        crowd["num_gpu_blocks"] = 10 * (1 if sight is None or swapped else 1 + sight.parts)
+        crowd["num_gpu_blocks"] = 8 * (1 if sight is None or swapped else 1 + sight.parts)
         with LLM(model, **sizes, **crowd, num_cpu_blocks=swapped) as crowded:
             assert crowded.generate_tokens(prompts, params) == alone
             stats = crowded.engine.stats()
