@@ -9,11 +9,12 @@ import json
 import os
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.beside import beside
 from tests.operator.reconcile.kubelet import REPORT, UNSCHEDULED, condition
 from tests.operator.test_operator import Start, restricted, start
 
@@ -88,17 +89,6 @@ class Pods:
             await self._cluster.apply(kinds.POD, manifest, subresource="status", manager="kubelet")
 
 
-@asynccontextmanager
-async def played(pods: Pods) -> AsyncIterator[None]:
-    task = asyncio.create_task(pods.play())
-    try:
-        yield
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_killed_at_random_moments(
     start: Start,
     create: Callable[..., Any],
@@ -115,7 +105,7 @@ async def test_killed_at_random_moments(
         lease = await cluster.get(kinds.LEASE, namespace, "stoker")
         return str(lease["spec"]["renewTime"]) if lease is not None else ""
 
-    async with played(pods):
+    async with beside(pods.play()):
         operator = start("one")
         for name in NAMES[:2]:
             await create(name, placement=UNSCHEDULED, model={"uri": f"hf://org/{name}"})

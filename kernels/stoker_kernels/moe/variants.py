@@ -128,6 +128,8 @@ def _register_products() -> None:
             if kind > 0:
                 _register_product(True, _FP8_CHOICES, kind, 90, types, alone, max_sm=90)
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
+    factored = packed | {"factor": f"*{FP32}"}
+    floats: dict[str, object] = {"x_scale": None, "group": None, "bias": None}
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
@@ -135,11 +137,8 @@ def _register_products() -> None:
             if not biased:
                 absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
-        floats: dict[str, object] = {"x_scale": None, "group": None, "bias": None}
-        _register_product(gated, table, NVFP4, 80, packed | {"factor": f"*{FP32}"}, floats)
-    _register_product(
-        True, _PACKED_CHOICES[False], NVFP4, 80, packed | {"factor": f"*{FP32}"}, floats | {"PARTS": 1}
-    )
+        _register_product(gated, table, NVFP4, 80, factored, floats)
+    _register_product(True, _PACKED_CHOICES[False], NVFP4, 80, factored, floats | {"PARTS": 1})
     integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
     for gated, table in _PACKED_CHOICES.items():
         for together in TOGETHER:

@@ -9,11 +9,11 @@ import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.operator.beside import beside
 from tests.operator.reconcile.kubelet import UNSCHEDULED
 from tests.operator.test_operator import Start, holder, restricted, start
 
@@ -28,23 +28,12 @@ CHANGES_A_SECOND = 20
 NAMES = [f"service-{number}" for number in range(7)]
 
 
-@asynccontextmanager
-async def changing(cluster: Cluster, namespace: str) -> AsyncIterator[None]:
-    """Somebody changes one service after the other, many times a second."""
-
-    async def change() -> None:
-        for number, name in zip(itertools.count(1), itertools.cycle(NAMES)):
-            patch = {"spec": {"disruption": {"maxUnavailable": 1 + number % 9}}}
-            await cluster.merge(kinds.INFERENCE_SERVICE, namespace, name, patch)
-            await asyncio.sleep(1 / CHANGES_A_SECOND)
-
-    task = asyncio.create_task(change())
-    try:
-        yield
-        assert not task.done(), task.exception()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def change(cluster: Cluster, namespace: str) -> None:
+    """Change one service after the other, many times a second."""
+    for number, name in zip(itertools.count(1), itertools.cycle(NAMES)):
+        patch = {"spec": {"disruption": {"maxUnavailable": 1 + number % 9}}}
+        await cluster.merge(kinds.INFERENCE_SERVICE, namespace, name, patch)
+        await asyncio.sleep(1 / CHANGES_A_SECOND)
 
 
 async def test_a_second_one_acts_and_nothing_is_done_twice(
@@ -65,7 +54,7 @@ async def test_a_second_one_acts_and_nothing_is_done_twice(
         return len(await cluster.list_all(kinds.JOB, namespace)) == len(NAMES)
 
     await eventually(begun, 60)
-    async with changing(cluster, namespace):
+    async with beside(change(cluster, namespace)):
         await asyncio.sleep(1)
         operators[leader].send_signal(signal.SIGSTOP)
         lost = time.monotonic()

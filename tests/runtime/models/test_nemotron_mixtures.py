@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tests.runtime.models.test_quantized_hybrid import assert_rounded, fp8, load
+from safetensors.torch import load_file
+from tests.runtime.models.test_quantized_hybrid import assert_rounded, fp8
+from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_checkpoint import Quantized, compressed, compressed_config
+from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
 
 from stoker_runtime.bench.reference.mixture import expert_values
@@ -87,11 +89,7 @@ def write(folder: Path, form: str) -> tuple[Path, Path]:
     if form == "fp8":
         packed |= {f"backbone.layers.3.mixer.{each}_proj.{each}_scale": torch.tensor(0.5) for each in "kv"}
     settings = json.loads((dense / "config.json").read_text())
-    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", tensors, {})):
-        (folder / at).mkdir()
-        save_file(found, folder / at / "model.safetensors")
-        (folder / at / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, tensors)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.test_fp4_checkpoint import compressed_config as float_config
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_checkpoint import (
@@ -25,6 +26,7 @@ from tests.runtime.weights.test_integer_checkpoint import (
     gptq,
     gptq_config,
 )
+from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
 
 from stoker_kernels.quant import WeightKind, dequantize, quantize_weight
@@ -35,9 +37,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.executor.resolve import resolve_quantization
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.weights.layout import WeightArena
-from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -122,11 +122,7 @@ def write(folder: Path, way: Way) -> tuple[Path, Path]:
     # What only drafts has tensors of the kind, too.
     packed["mtp.fc.weight"] = torch.ones(4, 8)
     settings = json.loads((folder / "made" / "config.json").read_text())
-    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", tensors, {})):
-        (folder / at).mkdir()
-        save_file(found, folder / at / "model.safetensors")
-        (folder / at / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, tensors)
 
 
 def as_fp8(x: Tensor) -> Tensor:
@@ -148,12 +144,6 @@ def assert_rounded(
     assert apart.sort().values[len(apart) // 4] < 1e-3
     assert apart.mean() < off.mean() / 2
     assert 0.01 < off.mean() < 0.4
-
-
-def load(folder: Path) -> DecoderWeights:
-    source = read_source(str(folder))
-    spec = build_spec(source)
-    return load_weights(source, spec, CPU, torch.float32, resolve_quantization("auto", spec))
 
 
 @pytest.mark.parametrize("form", FORMATS)

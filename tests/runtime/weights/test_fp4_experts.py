@@ -5,7 +5,6 @@ for bit, logits and tokens of transformers on the values that are meant, parts o
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import assert_equals_transformers, save_both
 from tests.runtime.weights.test_fp4_checkpoint import Quantized, compressed_config, modelopt_config, mxfp4, nvfp4
 from tests.runtime.weights.test_integer_experts import COMMON, MODELS, is_quantized, load
 from torch import Tensor
@@ -81,16 +81,11 @@ def write(folder: Path, form: str) -> tuple[Path, Path]:
         parts, tensors[each] = quantize(packed.pop(each))
         packed |= {f"{each.removesuffix('.weight')}.{suffix}": part.contiguous() for suffix, part in parts.items()}
     settings = json.loads((folder / "made" / "config.json").read_text())
-    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", tensors, {})):
-        (folder / at).mkdir()
-        save_file(found, folder / at / "model.safetensors")
-        (folder / at / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, tensors)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_experts_logits_and_tokens_are_those_of_the_values(form: str, tmp_path: Path, paged_model: Any) -> None:
-    import transformers
 
     quantized, plain = write(tmp_path, form)
     seen = 0
@@ -105,18 +100,8 @@ def test_experts_logits_and_tokens_are_those_of_the_values(form: str, tmp_path: 
                 torch.testing.assert_close(got, expected, rtol=2.5e-7, atol=0.0)
                 seen += got.numel()
     assert seen
-    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
-    model.generation_config.eos_token_id = None
-    ids = random.Random(form).choices(range(3, 104), k=41)
-    ours = paged_model(str(quantized), quantization=FORMATS[form][1]["quant_method"], max_len=128)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=3e-4, rtol=3e-4)
-    ours.forget()
-    prompts = [ids[:9], ids[20:]]
-    for prompt, tokens in zip(prompts, ours.greedy(prompts, 64), strict=True):
-        exact = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
-        assert tokens == exact[0, len(prompt) :].tolist()
+    method = FORMATS[form][1]["quant_method"]
+    assert_equals_transformers(quantized, plain, method, form, paged_model)
 
 
 @pytest.mark.parametrize("whole_experts", [False, True])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import save_both
 from torch import Tensor
 
 from stoker_kernels.integer_gemm import dequantize_integers
@@ -170,11 +171,7 @@ def write(dense: Path, folder: Path, config: dict[str, Any], quantize: Callable[
         parts, plain[name] = quantize(tensor)
         packed |= {f"{name.removesuffix('.weight')}.{suffix}": part.contiguous() for suffix, part in parts.items()}
     settings = json.loads((dense / "config.json").read_text())
-    for each, found, more in (("q", packed, {"quantization_config": config}), ("d", plain, {})):
-        (folder / each).mkdir()
-        save_file(found, folder / each / "model.safetensors")
-        (folder / each / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, plain)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import assert_equals_transformers, save_both
 from tests.runtime.weights.test_integer_checkpoint import (
     AWQ_CONFIG,
     Quantized,
@@ -106,11 +107,7 @@ def write(folder: Path, way: Way) -> tuple[Path, Path]:
     others = {name: tensor for name, tensor in tensors.items() if not is_quantized(name)}
     packed, plain = packed | others, plain | others
     settings = json.loads((dense / "config.json").read_text())
-    for each, found, more in (("q", packed, {"quantization_config": config}), ("d", plain, {})):
-        (folder / each).mkdir()
-        save_file(found, folder / each / "model.safetensors")
-        (folder / each / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, plain)
 
 
 def load(folder: Path, asked: str = "auto", dtype: torch.dtype = torch.float32) -> DecoderWeights:
@@ -137,21 +134,10 @@ def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros"])
 def test_logits_and_tokens_are_those_of_transformers(tmp_path: Path, form: str, paged_model: Any) -> None:
-    import transformers
 
     quantized, plain = write(tmp_path, FORMATS[form])
-    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
-    model.generation_config.eos_token_id = None
-    ids = random.Random(form).choices(range(3, 104), k=41)
-    ours = paged_model(str(quantized), quantization=FORMATS[form][1]["quant_method"], max_len=128)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=3e-4, rtol=3e-4)
-    ours.forget()
-    prompts = [ids[:9], ids[20:]]
-    for prompt, tokens in zip(prompts, ours.greedy(prompts, 64), strict=True):
-        exact = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
-        assert tokens == exact[0, len(prompt) :].tolist()
+    method = FORMATS[form][1]["quant_method"]
+    assert_equals_transformers(quantized, plain, method, form, paged_model)
 
 
 @pytest.mark.parametrize("kind", MODELS)

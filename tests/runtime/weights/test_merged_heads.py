@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests.runtime.models.test_quantized_hybrid import FP8_CONFIG, fp8
 from tests.runtime.models.test_zoo import save_random
+from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, Quantized, awq, gptq, gptq_config
 from tests.runtime.weights.test_integer_experts import load
@@ -65,11 +66,7 @@ def write(folder: Path, name: str, form: str) -> tuple[Path, Path]:
         for suffix, part in parts.items():
             if not (suffix == "bias" and own_bias):
                 packed[f"{module}.{suffix}"] = part.contiguous()
-    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", dense, {})):
-        (folder / at).mkdir()
-        save_file(found, folder / at / "model.safetensors")
-        (folder / at / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, dense)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -5,7 +5,6 @@ else stays; weights bit for bit, logits and tokens of transformers on the values
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import assert_equals_transformers, save_both
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_checkpoint import (
     AWQ_CONFIG,
@@ -71,16 +71,11 @@ def write(folder: Path, form: str) -> tuple[Path, Path]:
             parts, tensors[name] = quantize(packed.pop(name))
             packed |= {f"{name.removesuffix('.weight')}.{suffix}": part.contiguous() for suffix, part in parts.items()}
     settings = json.loads((folder / "made" / "config.json").read_text())
-    for at, found, more in (("q", packed, {"quantization_config": config}), ("d", tensors, {})):
-        (folder / at).mkdir()
-        save_file(found, folder / at / "model.safetensors")
-        (folder / at / "config.json").write_text(json.dumps(settings | more))
-    return folder / "q", folder / "d"
+    return save_both(folder, settings, packed, config, tensors)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_logits_and_tokens_are_those_of_the_values(form: str, tmp_path: Path, paged_model: Any) -> None:
-    import transformers
 
     quantized, plain = write(tmp_path, form)
     for ours, theirs in zip(load(quantized).layers, load(plain).layers, strict=True):
@@ -90,16 +85,8 @@ def test_weights_logits_and_tokens_are_those_of_the_values(form: str, tmp_path: 
         assert ours.latent.q_b is not None
         assert theirs.latent.q_b is not None
         torch.testing.assert_close(values_of(ours.latent.q_b), values_of(theirs.latent.q_b), rtol=1e-6, atol=0.0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
-    model.generation_config.eos_token_id = None
-    ids = random.Random(form).choices(range(3, 104), k=41)
-    ours = paged_model(str(quantized), quantization=FORMATS[form][0]["quant_method"], max_len=128)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=3e-4, rtol=3e-4)
-    ours.forget()
-    exact = model.generate(torch.tensor([ids[:9]]), max_new_tokens=32, do_sample=False)
-    assert ours.greedy([ids[:9]], 32)[0] == exact[0, 9:].tolist()
+    method = FORMATS[form][0]["quant_method"]
+    assert_equals_transformers(quantized, plain, method, form, paged_model)
 
 
 @pytest.mark.parametrize("form", ["awq", "compressed", "nvfp4"])

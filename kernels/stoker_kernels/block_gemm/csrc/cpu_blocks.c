@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu_half.h"
+
 #define TILE 256
 #define LANES 16
 #define ROWS 4
@@ -15,21 +17,6 @@
 #define MOST_THREADS 64
 
 typedef void (*Unpack)(const uint8_t *block, float *out);
-
-static inline float half(const uint8_t *at) {
-    uint16_t bits;
-    memcpy(&bits, at, 2);
-    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff;
-    if (rest < 0x0400) {  // zero, or a number without the leading one
-        float small = (float)rest * 0x1p-24f;
-        return sign ? -small : small;
-    }
-    // The exponent is rebased by 112; infinities and NaNs keep theirs at the top.
-    uint32_t whole = sign | ((rest << 13) + (rest >= 0x7c00 ? 0x70000000u : 0x38000000u));
-    float value;
-    memcpy(&value, &whole, 4);
-    return value;
-}
 
 // ---- blocks of 32 ----
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cpu_floats.h"
+#include "cpu_half.h"
 #include "cpu_packed_order.h"
 #include "cpu_pool.h"
 
@@ -70,20 +71,6 @@ int stoker_pack(int kind, uint8_t *weight, long rows, long columns) {
     }
     free(plain);
     return 0;
-}
-
-static inline float half(const uint8_t *at) {
-    uint16_t bits;
-    memcpy(&bits, at, 2);
-    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff;
-    if (rest < 0x0400) {  // zero, or a number without the leading one
-        float small = (float)rest * 0x1p-24f;
-        return sign ? -small : small;
-    }
-    uint32_t whole = sign | ((rest << 13) + (rest >= 0x7c00 ? 0x70000000u : 0x38000000u));
-    float value;
-    memcpy(&value, &whole, 4);
-    return value;
 }
 
 // Values of rows `ids`, or of the first `count` where ids is 0: fp32 [count, columns], as the format defines them.

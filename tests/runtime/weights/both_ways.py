@@ -1,0 +1,41 @@
+"""A quantized checkpoint beside a dense one of the values that it stands for: how tests write them and compare them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save_both(
+    folder: Path, settings: dict[str, Any], packed: dict[str, Tensor], config: dict[str, Any], plain: dict[str, Tensor]
+) -> tuple[Path, Path]:
+    """`packed` with its quantization's `config` in `folder/q`, and `plain` in `folder/d`; `settings` are of both."""
+    for name, tensors, more in (("q", packed, {"quantization_config": config}), ("d", plain, {})):
+        (folder / name).mkdir()
+        save_file(tensors, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(json.dumps(settings | more))
+    return folder / "q", folder / "d"
+
+
+def assert_equals_transformers(quantized: Path, plain: Path, method: str, seed: str, paged_model: Any) -> None:
+    """Logits and 64 greedy tokens of `quantized` are those of transformers on `plain`."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
+    model.generation_config.eos_token_id = None
+    ids = random.Random(seed).choices(range(3, 104), k=41)
+    ours = paged_model(str(quantized), quantization=method, max_len=128)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=3e-4, rtol=3e-4)
+    ours.forget()
+    prompts = [ids[:9], ids[20:]]
+    for prompt, tokens in zip(prompts, ours.greedy(prompts, 64), strict=True):
+        exact = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
+        assert tokens == exact[0, len(prompt) :].tolist()
