@@ -159,3 +159,15 @@ def int4_experts(weights: ExpertWeights) -> ExpertWeights:
         for data, scale in ((weights.gate_up, weights.gate_up_scale), (weights.down, weights.down_scale))
     )
     return ExpertWeights(up, down, gate_up_bias=weights.gate_up_bias, down_bias=weights.down_bias)
+
+
+def code_at(halves: Tensor, place: int) -> Tensor:
+    """The codes at one place of words of e2m1, whose halves are int16 [S, W, 2], as kernels read them: bf16 [S, W], all
+    of them a power of two off.
+    """
+    half, field = halves[:, :, place % 2].int() & 0xFFFF, place // 2
+    bits = (half << 3 * field) & 0x81C0
+    if field == 3:
+        bits = (half << 1) & 0x8000 | (half >> 3) & 0x180 | (half >> 7) & 0x40
+    # Two's complement, for torch has no unsigned numbers of 16 bits.
+    return torch.where(bits > 0x7FFF, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16)

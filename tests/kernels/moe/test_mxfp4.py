@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import mixed, mxfp4_numbers, random_experts
+from tests.kernels.moe.oracle import code_at, mixed, mxfp4_numbers, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_mxfp4, quantize_experts, quantize_mxfp4, route
 from stoker_kernels.moe.mxfp4_layout import scale_bytes, unpack_mxfp4
@@ -40,12 +40,7 @@ def test_bits_are_those_of_bf16_but_for_powers_of_two() -> None:
     expected = mxfp4_numbers(blocks, scales).view(3, 8, 32)
     halves = data.view(torch.int16).view(3, 32, 2)
     for place in range(8):
-        half, field = halves[:, :, place % 2].int() & 0xFFFF, place // 2
-        bits = (half << 3 * field) & 0x81C0
-        if field == 3:
-            bits = (half << 1) & 0x8000 | (half >> 3) & 0x180 | (half >> 7) & 0x40
-        # Two's complement, for torch has no unsigned numbers of 16 bits.
-        code = torch.where(bits > 0x7FFF, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16)
+        code = code_at(halves, place)
         scale = (moved[0, :, place].int() << 7).to(torch.int16).view(torch.bfloat16)
         product = code * scale[:, None]
         assert product.dtype == torch.bfloat16

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import mixed, nvfp4_experts, nvfp4_numbers, random_experts
+from tests.kernels.moe.oracle import code_at, mixed, nvfp4_experts, nvfp4_numbers, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_nvfp4, quantize_experts, quantize_nvfp4, route
 from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
@@ -42,12 +42,7 @@ def test_bits_are_those_of_bf16_but_for_powers_of_two() -> None:
     expected = nvfp4_numbers(blocks, scales).view(-1, 8, 16)
     halves = data.view(torch.int16).view(-1, 16, 2)
     for place in range(8):
-        half, field = halves[:, :, place % 2].int() & 0xFFFF, place // 2
-        bits = (half << 3 * field) & 0x81C0
-        if field == 3:
-            bits = (half << 1) & 0x8000 | (half >> 3) & 0x180 | (half >> 7) & 0x40
-        # Two's complement, for torch has no unsigned numbers of 16 bits.
-        code = torch.where(bits > 0x7FFF, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16)
+        code = code_at(halves, place)
         scale = (moved[0, :, place].int() << 4 | 0x7000).to(torch.int16).view(torch.bfloat16)
         product = code * scale[:, None]
         assert product.dtype == torch.bfloat16

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.moe import QWEN2_MOE_NAMES, mixture, qwen_sparse_layers
+from stoker_runtime.models.architectures.moe import QWEN2_MOE_NAMES, corrected_mixture, mixture, qwen_sparse_layers
 from stoker_runtime.models.architectures.reading import FULL, read_activation, read_base, refuse
 from stoker_runtime.models.architectures.row import LAYER_NAMES, Architecture, Names, Stored, one
 from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
@@ -72,17 +72,9 @@ def _ungated_mixture(config: Mapping[str, Any], blocks: list[str]) -> MoeSpec:
             f"n_shared_experts is {shared}, which is not supported: one expert is shared, or none.",
             param="n_shared_experts",
         )
-    return mixture(
+    return corrected_mixture(
         config,
-        "moe_intermediate_size",
         layers=frozenset(layer for layer, each in enumerate(blocks) if each == "moe"),
-        scoring="sigmoid",
-        correction_bias=True,
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-        group_top2=True,
         shared_ffn=shared * int(config["moe_shared_expert_intermediate_size"]),
     )
 

@@ -123,12 +123,11 @@ def _granite_moe(config: Mapping[str, Any]) -> ModelSpec:
     return replace(granite(config), moe=moe)
 
 
-def _glm4(config: Mapping[str, Any]) -> ModelSpec:
-    first = int(config.get("first_k_dense_replace") or 0)
-    moe = mixture(
+def corrected_mixture(config: Mapping[str, Any], **rest: Any) -> MoeSpec:
+    """`mixture` of experts that are scored by a sigmoid, with a bias for the choice alone, in groups."""
+    return mixture(
         config,
         "moe_intermediate_size",
-        layers=frozenset(range(first, int(config["num_hidden_layers"]))),
         scoring="sigmoid",
         correction_bias=True,
         renormalize=bool(config.get("norm_topk_prob", True)),
@@ -136,6 +135,15 @@ def _glm4(config: Mapping[str, Any]) -> ModelSpec:
         groups=int(config.get("n_group") or 1),
         top_groups=int(config.get("topk_group") or 1),
         group_top2=True,
+        **rest,
+    )
+
+
+def _glm4(config: Mapping[str, Any]) -> ModelSpec:
+    first = int(config.get("first_k_dense_replace") or 0)
+    moe = corrected_mixture(
+        config,
+        layers=frozenset(range(first, int(config["num_hidden_layers"]))),
         shared_ffn=int(config["moe_intermediate_size"]) * int(config.get("n_shared_experts") or 0),
     )
     qk_norm = QkNorm.HEAD if config.get("use_qk_norm") else QkNorm.NONE
