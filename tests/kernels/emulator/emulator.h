@@ -50,6 +50,14 @@ struct Product {
   }
 };
 
+struct Copy {  // 16 bytes on their way to shared memory
+  void* to;
+  const void* from;
+  bool there;
+
+  void land() const { there ? std::memcpy(to, from, 16) : std::memset(to, 0, 16); }
+};
+
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
@@ -58,6 +66,7 @@ struct Fiber {
   int mask = 0, held = 0;
   int registers = 0, cluster_generation = -1;
   std::vector<std::vector<Product>> products;  // committed groups of wgmma, and the open one, last
+  std::vector<Copy> copies;                    // of cp.async, on their way
   bool waits_for_cluster = false, done = false;
 };
 

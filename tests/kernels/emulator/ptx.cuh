@@ -19,9 +19,14 @@ inline int load_int(const int* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
 inline void copy_async_16(void* to, const void* from, bool there) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a misaligned copy");
-  there ? std::memcpy(to, from, 16) : std::memset(to, 0, 16);
+  // Some land at once, over what others may still read, the others when they are waited for.
+  const emulator::Copy copy{to, from, there};
+  emulator::pick() % 2 ? copy.land() : emulator::fiber->copies.push_back(copy);
 }
-inline void copies_wait() {}
+inline void copies_wait() {
+  for (const emulator::Copy& copy : emulator::fiber->copies) copy.land();
+  emulator::fiber->copies.clear();
+}
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
