@@ -35,7 +35,7 @@ def _round(x: Tensor) -> Tensor:
     """To the nearest integer, halves away from zero."""
     size = x.abs()
     whole = size.floor()
-    return x.sign() * (whole + (2 * (size - whole)).floor())
+    return whole.add_(size.sub_(whole).mul_(2).floor_()).copysign_(x)
 
 
 def _bytes(half: Tensor) -> Tensor:

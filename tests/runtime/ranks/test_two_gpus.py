@@ -30,6 +30,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="gpu: needs two CUDA devices"),
 ]
 SIZES: dict[str, Any] = {"max_model_len": 1024, "num_gpu_blocks": 200, "max_num_seqs": 16, "dtype": "bfloat16"}
+# A prompt whose beginning is cached is multiplied in other tiles, and a random model's near ties show it.
+SIZES |= {"enable_prefix_caching": False}
 NEAR = 0.9
 """Of all first tokens this share is the same: sums in another order change the last bits, and with them near ties."""
 
@@ -61,7 +63,8 @@ def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) ->
         while llm.engine.executor.idle():
             pass
         graphed = llm.generate_tokens(prompts, params)
-    assert cut == again == graphed
+    assert cut == again
+    assert cut == graphed
     same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
     assert same >= NEAR * len(prompts), (same, len(prompts))
 
