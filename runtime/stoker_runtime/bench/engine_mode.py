@@ -54,6 +54,8 @@ VERIFIED_PROMPTS = 3
 # How long ranks that have told their rows may take to leave each other.
 ENDS_WITHIN = 10.0
 VERIFIED_TOKENS = 1200
+# What a model that is loaded to be checked by has room for.
+LEAST_TOKENS = 128
 
 
 def default_tolerance(config: EngineConfig) -> Tolerance:
@@ -161,13 +163,16 @@ def check(
 
 
 def check_whole(config: EngineConfig, timed: Sequence[tuple[Row, Round]], tolerance: Tolerance) -> list[Row]:
-    """The rows with their verdicts, by a model of one rank that is loaded for it.
+    """The rows with their verdicts, by a model of one rank that is loaded for it: nearly its weights alone, since it
+    never runs, so that what fills a device can be checked there.
 
     Raises:
         ConfigError: the whole model does not fit one device.
     """
     alone = replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, enable_expert_parallel=False)
-    whole = build_executor(replace(alone, disable_custom_all_reduce=False, enforce_eager=True))
+    least = replace(alone, max_model_len=LEAST_TOKENS, max_num_batched_tokens=LEAST_TOKENS, max_num_seqs=1)
+    least = replace(least, num_gpu_blocks=LEAST_TOKENS // 16, gpu_memory_utilization=1.0)
+    whole = build_executor(replace(least, disable_custom_all_reduce=False, enforce_eager=True))
     rows = [
         replace(row, verdict=check(whole.decoder, config.max_model_len, greedy, tolerance)) for row, greedy in timed
     ]
