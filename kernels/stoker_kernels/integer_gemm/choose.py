@@ -19,6 +19,11 @@ from stoker_kernels.quant import IntegerWeight
 TRITON_TOKENS = 64
 
 
+def takes_tokens(m: int) -> bool:
+    """Whether a weight in fragments is multiplied as it is by `m` tokens, or dequantized first."""
+    return m <= sm90_int4.MAX_TOKENS
+
+
 def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """y = x · Wᵀ + bias. Raises ValueError where a weight in fragments meets operands that its kernels do not take."""
     from stoker_kernels.integer_gemm import triton_integer
@@ -33,21 +38,22 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
         if m <= TRITON_TOKENS:
             triton_integer.multiply(x, weight, bias, y)
             return y
-        return _dense(x, _scratch(weight, x.dtype), bias, y)
+        return _dense(x, scratch(weight, x.dtype), bias, y)
     reason = sm90_int4.refusal(x, weight, bias, y)
     if reason is not None:
         raise ValueError(f"integer_linear of a weight in fragments: {reason}")
-    if m <= sm90_int4.MAX_TOKENS:
+    if takes_tokens(m):
         sm90_int4.multiply(x, weight, bias, y)
         return y
-    return _dense(x, _scratch(weight, x.dtype), bias, y)
+    return _dense(x, scratch(weight, x.dtype), bias, y)
 
 
-def _scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
+def scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K] in 16 bits, gate before up, columns in its own order."""
     from stoker_kernels.integer_gemm import triton_integer
 
     dense = torch.empty((weight.out_features, weight.in_features), dtype=dtype, device=weight.data.device)
-    (sm90_int4 if weight.layout == "fragments" else triton_integer).dequantize(weight, dense)
+    (triton_integer if weight.layout == "rows" else sm90_int4).dequantize(weight, dense)
     return dense
 
 
@@ -63,6 +69,11 @@ def fragments_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     """None where weights of `dtype` products on `device` should be laid out in fragments, else why not."""
     from stoker_kernels.launch.dispatch import sm_of
 
-    if not chip_of(sm_of(device)).wgmma or dtype != torch.bfloat16:
+    return kernels_refusal(dtype, sm_of(device))
+
+
+def kernels_refusal(dtype: torch.dtype, sm: int) -> str | None:
+    """None where our Hopper kernels run, else why not."""
+    if not chip_of(sm).wgmma or dtype != torch.bfloat16:
         return "needs sm_90 and bfloat16"
     return cuda.missing_cubin(sm90_int4.STEM, sm90_int4.ARCH)

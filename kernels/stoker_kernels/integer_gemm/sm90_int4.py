@@ -31,6 +31,7 @@ MAX_SPLIT = 8  # CTAs of a portable cluster
 WHOLE_ROW = 30  # a group_shift beyond every column
 STEP = 16  # columns of a step of a tensor core
 FEW_WARPS = 8
+PLAIN, PAIRED, GATED = range(3)  # Int4Rows of csrc/int4_fragments.cuh
 
 
 class Int4Arguments(ctypes.Structure):
@@ -38,7 +39,7 @@ class Int4Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "codes", "scale", "zero")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "ld_x", "ld_out", "group_shift", "split")),
+        *((name, ctypes.c_int) for name in ("m", "n", "k", "ld_x", "ld_out", "group_shift", "split", "rows")),
     ]
 
 
@@ -146,7 +147,7 @@ def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.devic
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
     """None where the kernels take these operands, else why not."""
-    if weight.layout != "fragments":
+    if weight.layout == "rows":
         return "the weight is not in fragments"
     if {x.dtype, out.dtype, weight.scale.dtype, bias.dtype if bias is not None else x.dtype} != {torch.bfloat16}:
         return f"takes bfloat16 throughout, not {x.dtype}, {weight.scale.dtype}, {out.dtype}"
@@ -159,16 +160,19 @@ def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) 
 
 
 def multiply(
-    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1
-) -> None:
+    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1,
+    *, gated: bool = False,
+) -> None:  # fmt: skip
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts. Raises CubinMissing.
 
-    `tile` and `split` (1 to 8) are chosen where no tile is given.
+    `gated`: out [M, N / 2] = silu(x · gateᵀ) · (x · upᵀ), of a weight in pairs and without bias. `tile` and `split`
+    (1 to 8) are chosen where no tile is given.
     """
+    assert not gated or (weight.layout == "pairs" and bias is None), "gated products are of pairs, without bias"
     m, n = x.shape[0], weight.out_features
     if tile is None:
         tile, split = choice(m, weight, x.device)
-    arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
+    arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split, gated=gated)]
     if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
     ctas = -(-n // tile.rows) * -(-m // tile.tokens) * split
@@ -179,7 +183,7 @@ def multiply(
 
 
 def dequantize(weight: IntegerWeight, out: Tensor) -> None:
-    """out [N, K] = the weight in bf16, columns in the weight's own order. Raises CubinMissing."""
+    """out [N, K] = the weight in bf16, gate before up, columns in the weight's own order. Raises CubinMissing."""
     chosen = cuda.kernel(STEM, ARCH, "sm90_int4_dequantize", 0, 256, out.device.index or 0)
     blocks = (weight.out_features // ROWS) * (weight.in_features // COLUMNS)
     cuda.launch(chosen, -(-blocks // 8), [_arguments(weight, out)], out.device, pdl=pdl_on(out.device))
@@ -195,11 +199,13 @@ def _kernel(tile: Int4Tile, small_groups: bool, device: torch.device) -> cuda.Ke
 
 
 def _arguments(
-    weight: IntegerWeight, out: Tensor, *, x: Tensor | None = None, bias: Tensor | None = None, split: int = 1
-) -> Int4Arguments:
+    weight: IntegerWeight, out: Tensor, *, x: Tensor | None = None, bias: Tensor | None = None, split: int = 1,
+    gated: bool = False,
+) -> Int4Arguments:  # fmt: skip
+    rows = (GATED if gated else PAIRED) if weight.layout == "pairs" else PLAIN
     shift = WHOLE_ROW if weight.group >= weight.in_features else (weight.group // STEP).bit_length() - 1
     return Int4Arguments(
         out.data_ptr(), cuda.address_of(x), cuda.address_of(bias), weight.data.data_ptr(), weight.scale.data_ptr(),
         cuda.address_of(weight.zero), 0 if x is None else x.shape[0], weight.out_features, weight.in_features,
-        0 if x is None else x.stride(0), out.stride(0), shift, split,
+        0 if x is None else x.stride(0), out.stride(0), shift, split, rows,
     )  # fmt: skip

@@ -28,8 +28,9 @@ __device__ __forceinline__ void int4_dequantize(const Int4Arguments& p) {
       unpack(word_of(words, s), RowScale(scales, zeros), a);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        uint32_t* out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(first + 2 * t + h) * p.ld_out +
-                                                    block * BLOCK_COLUMNS + s * 16) + lane % 4;
+        const int stored = first + 2 * t + h, row = p.rows == PLAIN ? stored : (stored + h * (p.n - 1)) / 2;
+        uint32_t* out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * p.ld_out + block * BLOCK_COLUMNS +
+                                                    s * 16) + lane % 4;
         out[0] = a[h];
         out[4] = a[h + 2];
       }
