@@ -2,7 +2,7 @@
 
 Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight.
 Then the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes;
-with `--sweep` every tile and split.
+with `--sweep` every tile and split. Gate and up are timed with their activation too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
 COLD_BYTES = 200e6  # several times the L2
 # Qwen2.5-7B: qkv, output, gate and up, down.
 LAYER = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
+GATE_AND_UP = 37888
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -78,6 +79,8 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             complaints.append(f"dequantize {n} × {k}, group {group}: differs from the reference")
         tokens = generator.choice([1, 3, 8, 13, 16, 29, 32, 57, 64, 100, 128, 200, 300])
         x = torch.randn(tokens, k, device=device).bfloat16()
+        if bias is None:
+            complaints += _check_pairs(replace(weight, layout="pairs"), x)
         for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.groups)):
             out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
             if tile is None:
@@ -88,6 +91,24 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             if not found < 4e-3:
                 name = "the op" if tile is None else tile.kernel_name(group < 64)
                 complaints.append(f"{name}: {tokens} × {n} × {k}, group {group}: error {found:.2e}")
+    return complaints
+
+
+def _check_pairs(weight: IntegerWeight, x: Tensor) -> list[str]:
+    """Gate and up in turn: the product, and its activation, by every tile and some splits; what is wrong."""
+    (m, k), n, complaints = x.shape, weight.out_features, []
+    both = x.double() @ dequantize_integers(weight, torch.bfloat16).double().t()
+    gate, up = both.chunk(2, dim=1)
+    gated = torch.nn.functional.silu(gate) * up
+    for tile in (each for each in TILES if m <= each.tokens or each.groups):
+        for split in range(1, min(4, k // 64 // tile.blocks_at_once) + 1):
+            for exact, fused in ((both, False), (gated, True)):
+                out = torch.full(exact.shape, float("nan"), dtype=torch.bfloat16, device=x.device)
+                sm90_int4.multiply(x, weight, None, out, tile, split, gated=fused)
+                found = float((out.double() - exact).norm() / exact.norm())
+                if not found < 6e-3:
+                    name = f"{tile.kernel_name(weight.group < 64)} {'gated' if fused else 'paired'} split {split}"
+                    complaints.append(f"{name}: {m} × {n} × {k}, group {weight.group}: error {found:.2e}")
     return complaints
 
 
@@ -133,6 +154,14 @@ def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> 
         sm90_int4.multiply(xs[i % 2], copies[i % len(copies)], None, out, tile, split)
 
     yield Row(n, k, m, "op", 0, timed(product), limit)
+    if n == GATE_AND_UP:
+        pairs = [replace(weight, layout="pairs") for weight in copies]
+        half = torch.empty(m, n // 2, dtype=out.dtype, device=out.device)
+
+        def activated(i: int) -> None:
+            sm90_int4.multiply(xs[i % 2], pairs[i % len(pairs)], None, half, gated=True)
+
+        yield Row(n, k, m, "gated", 0, timed(activated), limit)
     for tile, split in _choices(sweep, m):
         us = timed(functools.partial(chosen, tile, split), 8)
         yield Row(n, k, m, tile.kernel_name(group < 64), split, us, limit)
@@ -165,8 +194,9 @@ def main() -> int:
     found = []
     for row in rows(device, options.group, options.sweep, tuple(map(int, options.tokens.split(",")))):
         found.append(row)
-        if row.kernel == "op":
-            print(f"{row.n:6} × {row.k:5}  M = {row.tokens:4}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
+        if row.kernel in ("op", "gated"):
+            shape = f"{row.n:6} × {row.k:5}  M = {row.tokens:4}"
+            print(f"{shape}  {row.kernel:5}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
     for key, group in itertools.groupby(found, key=lambda row: (row.n, row.k, row.tokens)):
         best = min(group, key=lambda row: row.us)
         if options.sweep:
