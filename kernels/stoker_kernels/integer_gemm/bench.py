@@ -2,7 +2,8 @@
 
 Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight.
 Then the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes;
-with `--sweep` every tile and split. Gate and up are timed with their activation too.
+with `--sweep` every tile and split. Gate and up are timed with their activation too; with `--dense`
+also dequantizing and cuBLAS, and cuBLAS alone, which is what `choose.DENSE_FROM` goes by.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.integer_gemm import sm90_int4
-from stoker_kernels.integer_gemm.choose import integer_linear
+from stoker_kernels.integer_gemm.choose import integer_linear, scratch
 from stoker_kernels.integer_gemm.fragments import to_fragments
 from stoker_kernels.integer_gemm.reference import dequantize_integers
 from stoker_kernels.integer_gemm.sm90_int4 import TILES, Int4Tile
@@ -133,13 +134,16 @@ def timed(run: Callable[[int], object], rounds: int = 24) -> float:
     return statistics.median(milliseconds) * 1000 / 8
 
 
-def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...]) -> Iterator[Row]:
+def rows(device: torch.device, group: int, sweep: bool, dense: bool, tokens: tuple[int, ...]) -> Iterator[Row]:
     """Times of the layer's weights."""
     for n, k in LAYER:
         size = n * k * (0.5 + 3 / group)
         copies = [random_weight(n, k, group, True, device) for _ in range(max(2, int(COLD_BYTES / size) + 1))]
         for m in tokens:
-            yield from _rows_of(copies, m, sweep, (size + 2 * m * (n + k)) / BANDWIDTH * 1e6)
+            limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
+            yield from _rows_of(copies, m, sweep, limit)
+            if dense:
+                yield from _dense_rows(copies, m, limit)
 
 
 def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> Iterator[Row]:
@@ -167,6 +171,27 @@ def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> 
         yield Row(n, k, m, tile.kernel_name(group < 64), split, us, limit)
 
 
+def _dense_rows(copies: list[IntegerWeight], m: int, limit: float) -> Iterator[Row]:
+    """Our kernels however many tokens there are, dequantizing with cuBLAS behind it, and cuBLAS alone."""
+    n, k = copies[0].out_features, copies[0].in_features
+    x = torch.randn(m, k, device=copies[0].data.device).bfloat16()
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
+    made = [scratch(weight, x.dtype) for weight in copies[: max(2, int(COLD_BYTES / (2 * n * k)) + 1)]]
+
+    def integers(i: int) -> None:
+        sm90_int4.multiply(x, copies[i % len(copies)], None, out)
+
+    def dequantized(i: int) -> None:
+        sm90_int4.dequantize(copies[i % len(copies)], made[0])
+        torch.mm(x, made[0].t(), out=out)
+
+    def alone(i: int) -> None:
+        torch.mm(x, made[i % len(made)].t(), out=out)
+
+    for name, run in (("integers", integers), ("dequantized", dequantized), ("cublas", alone)):
+        yield Row(n, k, m, name, 0, timed(run), limit)
+
+
 def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:
     if sweep:
         fitting = [tile for tile in TILES if m <= tile.tokens <= 2 * m or (tile.tokens >= 64 and m > 64)]
@@ -180,6 +205,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=60, help="random products to check first (default: %(default)s)")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
+    parser.add_argument("--dense", action="store_true", help="time dequantizing and cuBLAS besides")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
@@ -191,12 +217,12 @@ def main() -> int:
         print(" ", line)
     if complaints:
         return 1
-    found = []
-    for row in rows(device, options.group, options.sweep, tuple(map(int, options.tokens.split(",")))):
+    found, tokens = [], tuple(map(int, options.tokens.split(",")))
+    for row in rows(device, options.group, options.sweep, options.dense, tokens):
         found.append(row)
-        if row.kernel in ("op", "gated"):
+        if not row.kernel.startswith(sm90_int4.STEM):
             shape = f"{row.n:6} × {row.k:5}  M = {row.tokens:4}"
-            print(f"{shape}  {row.kernel:5}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
+            print(f"{shape}  {row.kernel:11}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
     for key, group in itertools.groupby(found, key=lambda row: (row.n, row.k, row.tokens)):
         best = min(group, key=lambda row: row.us)
         if options.sweep:

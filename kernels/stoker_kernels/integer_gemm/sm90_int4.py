@@ -1,8 +1,8 @@
 """Products with four-bit weights on Hopper: host side of csrc/sm90_int4_*.
 
-Up to 8 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` warpgroups multiply what others
-stream through shared memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which
-costs 2.5 bytes a weight once for all tokens.
+Up to 8 tokens each warp streams the weight's fragments by itself; for more warpgroups multiply what others stream
+through shared memory, tile after tile of tokens. `dequantize` writes the weight in 16 bits instead, which costs 2.5
+bytes a number once for all tokens (`choose.DENSE_FROM`).
 
 Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed
 order, so equal calls give equal bits.
@@ -90,7 +90,6 @@ TILES = (
     Int4Tile(64, 128, 2, 7, 2, 0.49), Int4Tile(64, 320, 5, 8, 1, 0.70),
     Int4Tile(128, 128, 2, 8, 1, 0.43), Int4Tile(128, 256, 2, 7, 1, 0.76), Int4Tile(128, 320, 2, 6, 1, 0.97),
 )  # fmt: skip
-MAX_TOKENS = 1024
 START_US, CLUSTER_US, CLUSTER_US_PER_KB = 1.5, 1.0, 0.035
 
 
@@ -131,6 +130,8 @@ def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: 
 
 def choice(tokens: int, weight: IntegerWeight, device: torch.device, split: int = 0) -> tuple[Int4Tile, int]:
     """`choice_for` on this device. Raises CubinMissing."""
+    most = TILES[-1].tokens
+    tokens = tokens if tokens <= most else -(-tokens // most) * most  # whole tiles, so that a choice serves many numbers
     return _choice(tokens, weight.out_features, weight.in_features, _small_groups(weight), device, split)
 
 
