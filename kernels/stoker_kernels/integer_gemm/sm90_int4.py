@@ -131,7 +131,8 @@ def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: 
 def choice(tokens: int, weight: IntegerWeight, device: torch.device, split: int = 0) -> tuple[Int4Tile, int]:
     """`choice_for` on this device. Raises CubinMissing."""
     most = TILES[-1].tokens
-    tokens = tokens if tokens <= most else -(-tokens // most) * most  # whole tiles, so that a choice serves many numbers
+    if tokens > most:
+        tokens = -(-tokens // most) * most  # whole tiles: the same choice, which is made once
     return _choice(tokens, weight.out_features, weight.in_features, _small_groups(weight), device, split)
 
 

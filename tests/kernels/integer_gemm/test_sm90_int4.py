@@ -128,9 +128,9 @@ def test_gate_and_up_in_turn_are_halves_or_activated(machine: Machine, tile: Int
     check_pairs(machine, tile, split, random.Random(tile.tokens * tile.rows + split))
 
 
-def test_pairs_are_dequantized_gate_before_up(machine: Machine) -> None:
+def test_weights_are_dequantized_gate_before_up(machine: Machine) -> None:
     draw = random.Random(11)
-    for _ in range(3):
+    for _ in range(6):
         n, k = 64 * draw.randrange(1, 6), 64 * draw.randrange(1, 6)
         weight = gate_and_up(n, k, draw.choice([16, 64, k]), draw.random() < 0.5, torch.Generator().manual_seed(n + k))
         out = torch.full((n, k), float("nan"), dtype=torch.bfloat16)
@@ -138,6 +138,8 @@ def test_pairs_are_dequantized_gate_before_up(machine: Machine) -> None:
         sm90_int4.dequantize(weight, out)
         stored = dequantize_integers(replace(weight, layout="fragments"), torch.bfloat16)
         assert torch.equal(out, torch.cat([stored[0::2], stored[1::2]]))
+        sm90_int4.dequantize(replace(weight, layout="fragments"), plain := torch.empty_like(out))
+        assert torch.equal(plain, stored)
         assert torch.equal(pair_rows(out), stored)
         assert torch.equal(out, dequantize_integers(weight, torch.bfloat16))
 
