@@ -2,7 +2,8 @@
 
 Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight.
 Then the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes;
-with `--sweep` every tile and split.
+with `--sweep` every tile and split. Gate and up are timed with their activation too; with `--dense`
+also dequantizing and cuBLAS, and cuBLAS alone, which is what `choose.DENSE_FROM` goes by.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.integer_gemm import sm90_int4
-from stoker_kernels.integer_gemm.choose import integer_linear
+from stoker_kernels.integer_gemm.choose import integer_linear, scratch
 from stoker_kernels.integer_gemm.fragments import to_fragments
 from stoker_kernels.integer_gemm.reference import dequantize_integers
 from stoker_kernels.integer_gemm.sm90_int4 import TILES, Int4Tile
@@ -32,6 +33,7 @@ BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
 COLD_BYTES = 200e6  # several times the L2
 # Qwen2.5-7B: qkv, output, gate and up, down.
 LAYER = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
+GATE_AND_UP = 37888
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -78,6 +80,8 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             complaints.append(f"dequantize {n} × {k}, group {group}: differs from the reference")
         tokens = generator.choice([1, 3, 8, 13, 16, 29, 32, 57, 64, 100, 128, 200, 300])
         x = torch.randn(tokens, k, device=device).bfloat16()
+        if bias is None:
+            complaints += _check_pairs(replace(weight, layout="pairs"), x)
         for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.groups)):
             out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
             if tile is None:
@@ -88,6 +92,24 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             if not found < 4e-3:
                 name = "the op" if tile is None else tile.kernel_name(group < 64)
                 complaints.append(f"{name}: {tokens} × {n} × {k}, group {group}: error {found:.2e}")
+    return complaints
+
+
+def _check_pairs(weight: IntegerWeight, x: Tensor) -> list[str]:
+    """Gate and up in turn: the product, and its activation, by every tile and some splits; what is wrong."""
+    (m, k), n, complaints = x.shape, weight.out_features, []
+    both = x.double() @ dequantize_integers(weight, torch.bfloat16).double().t()
+    gate, up = both.chunk(2, dim=1)
+    gated = torch.nn.functional.silu(gate) * up
+    for tile in (each for each in TILES if m <= each.tokens or each.groups):
+        for split in range(1, min(4, k // 64 // tile.blocks_at_once) + 1):
+            for exact, fused in ((both, False), (gated, True)):
+                out = torch.full(exact.shape, float("nan"), dtype=torch.bfloat16, device=x.device)
+                sm90_int4.multiply(x, weight, None, out, tile, split, gated=fused)
+                found = float((out.double() - exact).norm() / exact.norm())
+                if not found < 6e-3:
+                    name = f"{tile.kernel_name(weight.group < 64)} {'gated' if fused else 'paired'} split {split}"
+                    complaints.append(f"{name}: {m} × {n} × {k}, group {weight.group}: error {found:.2e}")
     return complaints
 
 
@@ -112,13 +134,16 @@ def timed(run: Callable[[int], object], rounds: int = 24) -> float:
     return statistics.median(milliseconds) * 1000 / 8
 
 
-def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...]) -> Iterator[Row]:
+def rows(device: torch.device, group: int, sweep: bool, dense: bool, tokens: tuple[int, ...]) -> Iterator[Row]:
     """Times of the layer's weights."""
     for n, k in LAYER:
         size = n * k * (0.5 + 3 / group)
         copies = [random_weight(n, k, group, True, device) for _ in range(max(2, int(COLD_BYTES / size) + 1))]
         for m in tokens:
-            yield from _rows_of(copies, m, sweep, (size + 2 * m * (n + k)) / BANDWIDTH * 1e6)
+            limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
+            yield from _rows_of(copies, m, sweep, limit)
+            if dense:
+                yield from _dense_rows(copies, m, limit)
 
 
 def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> Iterator[Row]:
@@ -133,9 +158,38 @@ def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> 
         sm90_int4.multiply(xs[i % 2], copies[i % len(copies)], None, out, tile, split)
 
     yield Row(n, k, m, "op", 0, timed(product), limit)
+    if n == GATE_AND_UP:
+        pairs = [replace(weight, layout="pairs") for weight in copies]
+        half = torch.empty(m, n // 2, dtype=out.dtype, device=out.device)
+
+        def activated(i: int) -> None:
+            sm90_int4.multiply(xs[i % 2], pairs[i % len(pairs)], None, half, gated=True)
+
+        yield Row(n, k, m, "gated", 0, timed(activated), limit)
     for tile, split in _choices(sweep, m):
         us = timed(functools.partial(chosen, tile, split), 8)
         yield Row(n, k, m, tile.kernel_name(group < 64), split, us, limit)
+
+
+def _dense_rows(copies: list[IntegerWeight], m: int, limit: float) -> Iterator[Row]:
+    """Our kernels however many tokens there are, dequantizing with cuBLAS behind it, and cuBLAS alone."""
+    n, k = copies[0].out_features, copies[0].in_features
+    x = torch.randn(m, k, device=copies[0].data.device).bfloat16()
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device)
+    made = [scratch(weight, x.dtype) for weight in copies[: max(2, int(COLD_BYTES / (2 * n * k)) + 1)]]
+
+    def integers(i: int) -> None:
+        sm90_int4.multiply(x, copies[i % len(copies)], None, out)
+
+    def dequantized(i: int) -> None:
+        sm90_int4.dequantize(copies[i % len(copies)], made[0])
+        torch.mm(x, made[0].t(), out=out)
+
+    def alone(i: int) -> None:
+        torch.mm(x, made[i % len(made)].t(), out=out)
+
+    for name, run in (("integers", integers), ("dequantized", dequantized), ("cublas", alone)):
+        yield Row(n, k, m, name, 0, timed(run), limit)
 
 
 def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:
@@ -151,6 +205,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=60, help="random products to check first (default: %(default)s)")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
+    parser.add_argument("--dense", action="store_true", help="time dequantizing and cuBLAS besides")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
@@ -162,11 +217,12 @@ def main() -> int:
         print(" ", line)
     if complaints:
         return 1
-    found = []
-    for row in rows(device, options.group, options.sweep, tuple(map(int, options.tokens.split(",")))):
+    found, tokens = [], tuple(map(int, options.tokens.split(",")))
+    for row in rows(device, options.group, options.sweep, options.dense, tokens):
         found.append(row)
-        if row.kernel == "op":
-            print(f"{row.n:6} × {row.k:5}  M = {row.tokens:4}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
+        if not row.kernel.startswith(sm90_int4.STEM):
+            shape = f"{row.n:6} × {row.k:5}  M = {row.tokens:4}"
+            print(f"{shape}  {row.kernel:11}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
     for key, group in itertools.groupby(found, key=lambda row: (row.n, row.k, row.tokens)):
         best = min(group, key=lambda row: row.us)
         if options.sweep:

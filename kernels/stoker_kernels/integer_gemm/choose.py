@@ -1,7 +1,7 @@
 """`integer_linear` on CUDA: our Hopper kernels for four bits in fragments, Triton for every other weight.
 
 Invariants: one call outside of a capture makes every later one of its shape capturable; what a call takes of memory
-beyond its result is `scratch_bytes`, for more than a few hundred tokens.
+beyond its result is one weight in 16 bits, for more than DENSE_FROM tokens and in other layouts for a few.
 Does not know: which layer it serves.
 """
 
@@ -17,6 +17,15 @@ from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import IntegerWeight
 
 TRITON_TOKENS = 64
+# From so many tokens on a weight in fragments is dequantized, which takes 0.99 ps a number whatever the tokens (135 µs
+# of 37888 × 3584, H200). The dense product wins 0.35 fs a number and token over ours (347 µs after 395.5 at 1,024,
+# H100), so it has won that back at 2,840; `bench --dense` times both.
+DENSE_FROM = 2816
+
+
+def takes_tokens(m: int) -> bool:
+    """Whether a weight in fragments is multiplied as it is by `m` tokens, or dequantized first."""
+    return m < DENSE_FROM
 
 
 def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
@@ -33,21 +42,22 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
         if m <= TRITON_TOKENS:
             triton_integer.multiply(x, weight, bias, y)
             return y
-        return _dense(x, _scratch(weight, x.dtype), bias, y)
+        return _dense(x, scratch(weight, x.dtype), bias, y)
     reason = sm90_int4.refusal(x, weight, bias, y)
     if reason is not None:
         raise ValueError(f"integer_linear of a weight in fragments: {reason}")
-    if m <= sm90_int4.MAX_TOKENS:
+    if takes_tokens(m):
         sm90_int4.multiply(x, weight, bias, y)
         return y
-    return _dense(x, _scratch(weight, x.dtype), bias, y)
+    return _dense(x, scratch(weight, x.dtype), bias, y)
 
 
-def _scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
+def scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K] in 16 bits, gate before up, columns in its own order."""
     from stoker_kernels.integer_gemm import triton_integer
 
     dense = torch.empty((weight.out_features, weight.in_features), dtype=dtype, device=weight.data.device)
-    (sm90_int4 if weight.layout == "fragments" else triton_integer).dequantize(weight, dense)
+    (triton_integer if weight.layout == "rows" else sm90_int4).dequantize(weight, dense)
     return dense
 
 
@@ -63,6 +73,11 @@ def fragments_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     """None where weights of `dtype` products on `device` should be laid out in fragments, else why not."""
     from stoker_kernels.launch.dispatch import sm_of
 
-    if not chip_of(sm_of(device)).wgmma or dtype != torch.bfloat16:
+    return kernels_refusal(dtype, sm_of(device))
+
+
+def kernels_refusal(dtype: torch.dtype, sm: int) -> str | None:
+    """None where our Hopper kernels run, else why not."""
+    if not chip_of(sm).wgmma or dtype != torch.bfloat16:
         return "needs sm_90 and bfloat16"
     return cuda.missing_cubin(sm90_int4.STEM, sm90_int4.ARCH)

@@ -1,6 +1,7 @@
 """The order of four-bit codes that the Hopper kernels read: whole fragments of mma.sync, 16 bytes a lane.
 
-csrc/int4_fragments.cuh describes it; change both together.
+csrc/int4_fragments.cuh describes it; change both together. Where gate and up are stored in turn (the layout "pairs"), a
+byte has a code of gate in its lower half and one of up in the upper half, so each is laid out by itself.
 
 Invariants: a permutation of the half bytes of the layout "rows"; `from_fragments` undoes `to_fragments`.
 Knows nothing of scales.
@@ -34,6 +35,21 @@ def to_fragments(codes: Tensor) -> Tensor:
     # Half byte h + 2p + 4e of a word: the last three dimensions, slowest first, are e, p, h.
     ordered = split.permute(block, chunk, t, q, c, s, e, p, h).reshape(-1, 2)
     return (ordered[:, 0] | ordered[:, 1] << 4).view(n, k // 2)
+
+
+def store_half(data: Tensor, half: int, row: int, codes: Tensor) -> None:
+    """Lay out uint8 codes [R, K] of gate (half 0) or up (1), from its row `row` on, in `data` [2F, K / 2] of "pairs".
+
+    Raises ValueError where they do not fill half a block.
+    """
+    (r, k), rows = codes.shape, ROWS // 2
+    if r % rows or row % rows or k % COLUMNS:
+        raise ValueError(f"half a block takes multiples of {rows} rows and {COLUMNS} columns, not {r} × {k} from {row}")
+    block, q, t, chunk, s, p, c, e = range(8)
+    split = codes.reshape(r // rows, 8, 4, k // COLUMNS, 4, 2, 4, 2)
+    ordered = split.permute(block, chunk, t, q, c, s, e, p).reshape(2 * r, k // 2)
+    place = data[2 * row : 2 * (row + r)]
+    place.bitwise_and_(15 if half else 240).bitwise_or_(ordered << 4 * half)
 
 
 def from_fragments(data: Tensor) -> Tensor:

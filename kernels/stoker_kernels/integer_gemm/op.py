@@ -53,10 +53,14 @@ def integer_linear(
     return y
 
 
-def best_layout(n: int, k: int, bits: int, group: int, dtype: torch.dtype, device: torch.device) -> Layout:
-    """How codes of an [n, k] weight should rest on `device` for products of `dtype`."""
+def best_layout(
+    n: int, k: int, bits: int, group: int, dtype: torch.dtype, device: torch.device, *, gated: bool = False
+) -> Layout:
+    """How codes of an [n, k] weight should rest on `device` for products of `dtype`; `gated`: it is gate and up."""
     from stoker_kernels.integer_gemm.choose import fragments_refusal
 
     if bits != 4 or device.type != "cuda" or not fragments.takes(n, k, group):
         return "rows"
-    return "rows" if fragments_refusal(dtype, device) else "fragments"
+    if fragments_refusal(dtype, device):
+        return "rows"
+    return "pairs" if gated else "fragments"

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.integer_gemm.fragments import from_fragments
-from stoker_kernels.quant import IntegerWeight, unpack_rows
+from stoker_kernels.quant import IntegerWeight, unpack_rows, unpair_rows
 
 
 def codes_of(weight: IntegerWeight) -> Tensor:
-    """The codes uint8 [N, K], whatever the layout."""
-    return from_fragments(weight.data) if weight.layout == "fragments" else unpack_rows(weight.data, weight.bits)
+    """The codes uint8 [N, K] by stored rows, whatever the order of bytes."""
+    return unpack_rows(weight.data, weight.bits) if weight.layout == "rows" else from_fragments(weight.data)
 
 
 def dequantize_integers(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
-    """`(code - zero) · scale` [N, K] in `dtype`; columns in the weight's own order."""
+    """`(code - zero) · scale` [N, K] in `dtype`, gate before up; columns in the weight's own order."""
     n, k = weight.out_features, weight.in_features
     codes = codes_of(weight).to(dtype)
     group = torch.arange(k, device=codes.device) // weight.group
     zero = weight.middle if weight.zero is None else weight.zero.to(dtype).t()[:, group]
-    return ((codes - zero) * weight.scale.to(dtype).t()[:, group]).view(n, k)
+    values = ((codes - zero) * weight.scale.to(dtype).t()[:, group]).view(n, k)
+    return unpair_rows(values) if weight.layout == "pairs" else values
 
 
 def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Products with four-bit weights on Hopper: host side of csrc/sm90_int4_*.
 
-Up to 8 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` warpgroups multiply what others
-stream through shared memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which
-costs 2.5 bytes a weight once for all tokens.
+Up to 8 tokens each warp streams the weight's fragments by itself; for more warpgroups multiply what others stream
+through shared memory, tile after tile of tokens. `dequantize` writes the weight in 16 bits instead, which costs 2.5
+bytes a number once for all tokens (`choose.DENSE_FROM`).
 
 Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed
 order, so equal calls give equal bits.
@@ -31,6 +31,7 @@ MAX_SPLIT = 8  # CTAs of a portable cluster
 WHOLE_ROW = 30  # a group_shift beyond every column
 STEP = 16  # columns of a step of a tensor core
 FEW_WARPS = 8
+PLAIN, PAIRED, GATED = range(3)  # Int4Rows of csrc/int4_fragments.cuh
 
 
 class Int4Arguments(ctypes.Structure):
@@ -38,7 +39,7 @@ class Int4Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "codes", "scale", "zero")),
-        *((name, ctypes.c_int) for name in ("m", "n", "k", "ld_x", "ld_out", "group_shift", "split")),
+        *((name, ctypes.c_int) for name in ("m", "n", "k", "ld_x", "ld_out", "group_shift", "split", "rows")),
     ]
 
 
@@ -89,7 +90,6 @@ TILES = (
     Int4Tile(64, 128, 2, 7, 2, 0.49), Int4Tile(64, 320, 5, 8, 1, 0.70),
     Int4Tile(128, 128, 2, 8, 1, 0.43), Int4Tile(128, 256, 2, 7, 1, 0.76), Int4Tile(128, 320, 2, 6, 1, 0.97),
 )  # fmt: skip
-MAX_TOKENS = 1024
 START_US, CLUSTER_US, CLUSTER_US_PER_KB = 1.5, 1.0, 0.035
 
 
@@ -130,6 +130,9 @@ def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: 
 
 def choice(tokens: int, weight: IntegerWeight, device: torch.device, split: int = 0) -> tuple[Int4Tile, int]:
     """`choice_for` on this device. Raises CubinMissing."""
+    most = TILES[-1].tokens
+    if tokens > most:
+        tokens = -(-tokens // most) * most  # whole tiles: the same choice, which is made once
     return _choice(tokens, weight.out_features, weight.in_features, _small_groups(weight), device, split)
 
 
@@ -146,7 +149,7 @@ def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.devic
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
     """None where the kernels take these operands, else why not."""
-    if weight.layout != "fragments":
+    if weight.layout == "rows":
         return "the weight is not in fragments"
     if {x.dtype, out.dtype, weight.scale.dtype, bias.dtype if bias is not None else x.dtype} != {torch.bfloat16}:
         return f"takes bfloat16 throughout, not {x.dtype}, {weight.scale.dtype}, {out.dtype}"
@@ -159,16 +162,19 @@ def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) 
 
 
 def multiply(
-    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1
-) -> None:
+    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1,
+    *, gated: bool = False,
+) -> None:  # fmt: skip
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts. Raises CubinMissing.
 
-    `tile` and `split` (1 to 8) are chosen where no tile is given.
+    `gated`: out [M, N / 2] = silu(x · gateᵀ) · (x · upᵀ), of a weight in pairs and without bias. `tile` and `split`
+    (1 to 8) are chosen where no tile is given.
     """
+    assert not gated or (weight.layout == "pairs" and bias is None), "gated products are of pairs, without bias"
     m, n = x.shape[0], weight.out_features
     if tile is None:
         tile, split = choice(m, weight, x.device)
-    arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
+    arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split, gated=gated)]
     if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
     ctas = -(-n // tile.rows) * -(-m // tile.tokens) * split
@@ -179,7 +185,7 @@ def multiply(
 
 
 def dequantize(weight: IntegerWeight, out: Tensor) -> None:
-    """out [N, K] = the weight in bf16, columns in the weight's own order. Raises CubinMissing."""
+    """out [N, K] = the weight in bf16, gate before up, columns in the weight's own order. Raises CubinMissing."""
     chosen = cuda.kernel(STEM, ARCH, "sm90_int4_dequantize", 0, 256, out.device.index or 0)
     blocks = (weight.out_features // ROWS) * (weight.in_features // COLUMNS)
     cuda.launch(chosen, -(-blocks // 8), [_arguments(weight, out)], out.device, pdl=pdl_on(out.device))
@@ -195,11 +201,13 @@ def _kernel(tile: Int4Tile, small_groups: bool, device: torch.device) -> cuda.Ke
 
 
 def _arguments(
-    weight: IntegerWeight, out: Tensor, *, x: Tensor | None = None, bias: Tensor | None = None, split: int = 1
-) -> Int4Arguments:
+    weight: IntegerWeight, out: Tensor, *, x: Tensor | None = None, bias: Tensor | None = None, split: int = 1,
+    gated: bool = False,
+) -> Int4Arguments:  # fmt: skip
+    rows = (GATED if gated else PAIRED) if weight.layout == "pairs" else PLAIN
     shift = WHOLE_ROW if weight.group >= weight.in_features else (weight.group // STEP).bit_length() - 1
     return Int4Arguments(
         out.data_ptr(), cuda.address_of(x), cuda.address_of(bias), weight.data.data_ptr(), weight.scale.data_ptr(),
         cuda.address_of(weight.zero), 0 if x is None else x.shape[0], weight.out_features, weight.in_features,
-        0 if x is None else x.stride(0), out.stride(0), shift, split,
+        0 if x is None else x.stride(0), out.stride(0), shift, split, rows,
     )  # fmt: skip

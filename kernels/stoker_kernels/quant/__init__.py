@@ -23,8 +23,10 @@ from stoker_kernels.quant.integer_weight import (
     Layout,
     integer_scale_shape,
     pack_rows,
+    pair_rows,
     quantize_integers,
     unpack_rows,
+    unpair_rows,
 )
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
@@ -66,6 +68,7 @@ __all__ = [
     "integer_scale_shape",
     "nearest_e2m1",
     "pack_rows",
+    "pair_rows",
     "place_planes",
     "plane_sizes",
     "quantize_fp8",
@@ -75,4 +78,5 @@ __all__ = [
     "scale_shape",
     "steps_and_tails",
     "unpack_rows",
+    "unpair_rows",
 ]

@@ -133,7 +133,7 @@ def refuse_variant(config: EngineConfig, spec: ModelSpec, device: torch.device) 
             _refuse(f"weights in {kind} ({each.name}) so far")
         _refuse_shape(spec, each, kind, device, dense)
         if kind in ("int4", "int8"):
-            needed.add(("integer_linear", dense))
+            needed |= {("integer_linear", dense), ("integer_silu_mul", dense)}
         elif kind != "dense":
             needed.add(("linear", FP8))
     demanded = dispatch.invariance_demanded()

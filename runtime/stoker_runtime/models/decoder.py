@@ -32,7 +32,7 @@ from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import rms_norm_columns
-from stoker_kernels.quant import AnyWeight, BlockWeight, LinearWeight, Quantized
+from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
@@ -297,8 +297,10 @@ class Decoder:
             return self._linear(PLAIN_ACTIVATIONS[self.spec.activation](up), down, layer.down_bias)
         dense = gate_up.kind == down.kind == "dense" and isinstance(hidden, Tensor)
         quantized = isinstance(hidden, Quantized) and down.takes_quantized and self.dtype == torch.bfloat16
-        one_op = (dense or quantized) and self.spec.activation == "silu" and layer.gate_up_bias is None
-        if one_op and isinstance(gate_up, LinearWeight):
+        one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
+        if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight):
+            return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
+        if one_op and isinstance(gate_up, IntegerWeight) and isinstance(hidden, Tensor) and not down.takes_quantized:
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm import encode_blocks, store_planes
-from stoker_kernels.integer_gemm import best_layout, to_fragments
+from stoker_kernels.integer_gemm import best_layout, store_integers
 from stoker_kernels.moe import ExpertKind, ExpertWeights, quantize_mxfp4, quantize_nvfp4
 from stoker_kernels.quant import (
     BLOCK,
@@ -28,7 +28,6 @@ from stoker_kernels.quant import (
     IntegerWeight,
     LinearWeight,
     PlaneRows,
-    pack_rows,
     place_planes,
     quantize_integers,
     quantize_weight,
@@ -147,12 +146,7 @@ class WeightArena:
 
     def store_integers(self, name: str, row: int, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
         """Lay out rows from `row` on of an integer weight: uint8 codes [rows, K], scales and zero points [G, rows]."""
-        place = self.integers[name]
-        rows = slice(row, row + codes.shape[0])
-        place.data[rows].copy_(to_fragments(codes) if place.layout == "fragments" else pack_rows(codes, place.bits))
-        place.scale[:, rows].copy_(scale)
-        if place.zero is not None:
-            place.zero[:, rows] = place.middle if zero is None else zero
+        store_integers(self.integers[name], row, codes, scale, zero)
 
     def store_blocks(self, name: str, row: int, data: Tensor) -> None:
         """Lay out rows from `row` on of a weight in GGUF's blocks: uint8 [rows, row bytes], of one format."""
@@ -258,9 +252,11 @@ class WeightArena:
         order = found["order"].view(-1) if "order" in found else None
         group = scheme.columns(k)
         # Each piece of a merged matrix is laid out by itself.
-        pieces = {"qkv": 2 if self.spec.latent else 3, "gate_up": 2}.get(parameter.name.rpartition(".")[2], 1)
-        rows = math.gcd(*piece_rows(self.spec, parameter, pieces))
-        layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device)
+        two = parameter.name.endswith("gate_up")
+        pieces = 2 if two else {"qkv": 2 if self.spec.latent else 3}.get(parameter.name.rpartition(".")[2], 1)
+        gated = two and self.spec.gated and self.spec.activation == "silu" and not self.spec.ffn_bias
+        rows = n if gated else math.gcd(*piece_rows(self.spec, parameter, pieces))
+        layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device, gated=gated)
         return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
 
     def _linear(self, name: str) -> AnyWeight:

@@ -21,7 +21,7 @@ from stoker_kernels.launch import cuda
 
 SOURCES = (
     *("sm90_int4_gemm.cu", "sm90_int4_few.cuh", "sm90_int4_wide.cuh", "sm90_int4_dequantize.cuh"),
-    "int4_fragments.cuh",
+    *("int4_fragments.cuh", "silu.cuh"),
 )
 
 
@@ -63,7 +63,8 @@ class Machine:
         assert kernel.shared_bytes <= SHARED_LIMIT
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        resident = next(tile.ctas for tile in sm90_int4.TILES if tile.kernel_name(False)[:-6] in kernel.name)
+        named = (tile.ctas for tile in sm90_int4.TILES if tile.kernel_name(False)[:-6] in kernel.name)
+        resident = next(named, 1)  # what dequantizes has no tile
         launch = Launch(grid, cluster, kernel.threads, self.seed, resident, *spaces[0], *spaces[1])
         x_map = ctypes.byref(arguments[0]) if len(arguments) > 1 else None
         self.library.run_int4(kernel.handle, x_map, ctypes.byref(arguments[-1]), ctypes.byref(launch))

@@ -9,8 +9,9 @@ import torch
 from stoker_kernels import lora
 from stoker_kernels.gemm import adapted, adapted_linear, adapted_silu_mul
 from stoker_kernels.gemm.small import Operands
+from stoker_kernels.integer_gemm import store_integers
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget
-from stoker_kernels.quant import LinearWeight
+from stoker_kernels.quant import IntegerWeight, LinearWeight
 
 
 def made(
@@ -56,6 +57,19 @@ def test_adapters_change_gate_and_up_before_the_activation() -> None:
     x, weight, target, step = made(tokens, (24, 24), 40)
     gate, up = definition(x, weight, target, tokens).chunk(2, dim=1)
     got = adapted_silu_mul(x, weight, target, step)
+    torch.testing.assert_close(got.double(), gate * torch.sigmoid(gate) * up, rtol=1e-4, atol=1e-3)
+
+
+def test_adapters_change_integers_whose_gate_and_up_are_stored_in_turn() -> None:
+    tokens = [1, 0, 2, -1, 2]
+    x, _, target, step = made(tokens, (96, 96), 128)
+    codes = torch.randint(0, 16, (192, 128), dtype=torch.uint8)
+    empty, scale = torch.empty((192, 64), dtype=torch.uint8), torch.rand((2, 192)) * 0.1
+    pairs = IntegerWeight(empty, torch.empty_like(scale), None, 4, 64, layout="pairs")
+    store_integers(pairs, 0, codes, scale, None)
+    values = LinearWeight((codes.float() - 8) * scale.repeat_interleave(64, 0).t())
+    gate, up = definition(x, values, target, tokens).chunk(2, dim=1)
+    got = adapted_silu_mul(x, pairs, target, step)
     torch.testing.assert_close(got.double(), gate * torch.sigmoid(gate) * up, rtol=1e-4, atol=1e-3)
 
 

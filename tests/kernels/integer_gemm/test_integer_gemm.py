@@ -4,12 +4,22 @@ kernels.
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from stoker_kernels.integer_gemm import dequantize_integers, from_fragments, integer_linear, sm90_int4, to_fragments
+from stoker_kernels.gemm import linear_silu_mul
+from stoker_kernels.integer_gemm import (
+    dequantize_integers,
+    from_fragments,
+    integer_linear,
+    sm90_int4,
+    store_integers,
+    to_fragments,
+)
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape, pack_rows, unpack_rows
 
 
@@ -127,3 +137,48 @@ def test_with_a_given_cut_the_kernel_alone_is_chosen() -> None:
 def h200(tile: sm90_int4.Int4Tile, split: int) -> int:
     """How many clusters of 1 to 8 CTAs an H200 was found to hold, one of them on an SM."""
     return (132, 66, 39, 30, 22, 17, 15, 15)[split - 1] * tile.ctas
+
+
+@pytest.mark.parametrize("f", [32, 96, 160])
+def test_rows_of_gate_and_up_are_stored_in_turn(f: int) -> None:
+    """In random lots, over what was there before: a byte has a code of gate below and one of up above it."""
+    draw, k, group = random.Random(f), 192, 64
+    torch.manual_seed(f)
+    codes = torch.randint(0, 16, (2 * f, k), dtype=torch.uint8)
+    scale, zero = torch.rand(k // group, 2 * f), torch.randint(0, 16, (k // group, 2 * f), dtype=torch.uint8)
+    empty = (torch.randint(0, 256, (2 * f, k // 2), dtype=torch.uint8), torch.rand_like(scale), torch.ones_like(zero))
+    weight = IntegerWeight(*empty, 4, group, layout="pairs")
+    cuts = sorted({0, 2 * f, *(32 * draw.randrange(1, 2 * f // 32) for _ in range(3))})
+    for first, last in draw.sample(lots := list(itertools.pairwise(cuts)), len(lots)):
+        rows = slice(first, last)
+        store_integers(weight, first, codes[rows], scale[:, rows], zero[:, rows])
+    spread = [each.repeat_interleave(group, 0).t() for each in (scale, zero.float())]
+    assert torch.equal(dequantize_integers(weight, torch.float32), (codes.float() - spread[1]) * spread[0])
+    stored = from_fragments(weight.data)
+    assert torch.equal(stored[0::2], codes[:f])
+    assert torch.equal(stored[1::2], codes[f:])
+
+
+def test_a_gated_product_is_that_of_gate_and_up_in_their_order() -> None:
+    torch.manual_seed(3)
+    weight, value = random_weight(192, 128, 4, 32, order=True)
+    pairs = replace(weight, data=torch.empty_like(weight.data), scale=torch.empty_like(weight.scale),
+                    zero=torch.empty_like(weight.zero), layout="pairs")  # type: ignore[arg-type]  # fmt: skip
+    store_integers(pairs, 0, unpack_rows(weight.data, 4), weight.scale, weight.zero)
+    x = torch.randn(5, 128)
+    gate, up = (x[:, weight.order.long()].double() @ value.t()).chunk(2, dim=1)  # type: ignore[union-attr]
+    for each in (weight, pairs):
+        torch.testing.assert_close(
+            linear_silu_mul(x, each).double(), gate * up * torch.sigmoid(gate), rtol=1e-4, atol=1e-5
+        )
+    with pytest.raises(ValueError, match=r"takes a dense \[2F, K\] weight, not int4 \(191, 128\)"):
+        linear_silu_mul(x, random_weight(191, 128, 4, 32)[0])
+
+
+def test_pairs_that_do_not_fit_are_refused() -> None:
+    codes, scale = torch.zeros(48, 64, dtype=torch.uint8), torch.ones(2, 48)
+    with pytest.raises(ValueError, match="pairs is of 4 bits, not 8"):
+        IntegerWeight(codes, scale, None, 8, 32, layout="pairs")
+    weight = IntegerWeight(codes[:, :32].clone(), scale, None, 4, 32, layout="pairs")
+    with pytest.raises(ValueError, match="multiples of 32 rows"):
+        store_integers(weight, 0, codes, scale, None)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.integer_gemm import choose, reference, to_fragments, triton_integer
+from stoker_kernels.gemm import linear_silu_mul
+from stoker_kernels.integer_gemm import choose, reference, store_integers, to_fragments, triton_integer
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape, pack_rows
 
@@ -77,3 +78,30 @@ def test_fragments_give_what_rows_give(group: int, tokens: int, device: torch.de
     expected = placed.double() @ reference.dequantize_integers(rows, torch.bfloat16).double().t() + bias.double()
     assert (got.double() - expected).norm() < 4e-3 * expected.norm()
     assert torch.equal(got, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [16, 64, 128])
+@pytest.mark.parametrize("tokens", [1, 4, 8, 9, 23, 48, 77, 150, 259, 700, 1025, 2100])
+def test_gate_and_up_in_turn_give_what_rows_give(group: int, tokens: int, device: torch.device) -> None:
+    """The product, and with its activation: every kernel, and the one that dequantizes."""
+    if choose.fragments_refusal(torch.bfloat16, device):
+        pytest.skip(str(choose.fragments_refusal(torch.bfloat16, device)))
+    k, n = 128 * (3 + tokens % 7), 64 * (5 + tokens % 13)
+    rows = random_weight(n, k, 4, group, tokens % 2 == 0, torch.bfloat16, device)
+    order = torch.randperm(k, device=device).to(torch.int32) if tokens % 3 == 0 else None
+    zero = None if rows.zero is None else torch.empty_like(rows.zero)
+    weight = IntegerWeight(
+        torch.empty_like(rows.data), torch.empty_like(rows.scale), zero, 4, group, order, layout="pairs"
+    )
+    store_integers(weight, 0, reference.codes_of(rows), rows.scale, rows.zero)
+    x = torch.randn(tokens, k, device=device).bfloat16()
+    placed = x if order is None else x[:, order.long()]
+    both = placed.double() @ reference.dequantize_integers(rows, torch.bfloat16).double().t()
+    gate, up = both.chunk(2, dim=1)
+    got, again = linear_silu_mul(x, weight), linear_silu_mul(x, weight)
+    assert torch.equal(got, again)
+    exact = torch.nn.functional.silu(gate) * up
+    assert (got.double() - exact).norm() < 6e-3 * exact.norm()
+    plain = choose.integer_linear(x, weight, bias=None, out=None)
+    assert (plain.double() - both).norm() < 4e-3 * both.norm()

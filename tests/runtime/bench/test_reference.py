@@ -21,6 +21,7 @@ from stoker_kernels.quant import (
     LinearWeight,
     block_row_bytes,
     pack_rows,
+    pair_rows,
     place_planes,
     plane_sizes,
 )
@@ -54,19 +55,22 @@ def test_positions_turn_as_in_transformers(kind: str, longest: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("layout", ["rows", "fragments"])
+@pytest.mark.parametrize("layout", ["rows", "fragments", "pairs"])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_integers_are_codes_less_zero_times_scale(bits: int, layout: Any, ordered: bool) -> None:
-    if layout == "fragments" and bits == 8:
+    if layout != "rows" and bits == 8:
         pytest.skip("fragments hold four bits")
-    rows, columns, group = (128, 192, 32) if layout == "fragments" else (37, 66, 22)
+    rows, columns, group = (37, 66, 22) if layout == "rows" else (128, 192, 32)
     torch.manual_seed(bits)
     codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8)
     scale = torch.rand(columns // group, rows) * 0.1
     zero = torch.randint(0, 1 << bits, scale.shape, dtype=torch.uint8)
     order = torch.randperm(columns).int() if ordered else None
-    data = to_fragments(codes) if layout == "fragments" else pack_rows(codes, bits)
-    got = values_of(IntegerWeight(data, scale, zero, bits, group, order, layout))
+    stored = (codes, scale, zero)
+    if layout == "pairs":
+        stored = (pair_rows(codes), *(pair_rows(each.t()).t() for each in (scale, zero)))
+    data = pack_rows(codes, bits) if layout == "rows" else to_fragments(stored[0])
+    got = values_of(IntegerWeight(data, *stored[1:], bits, group, order, layout))
     spread = [each.repeat_interleave(group, 0).t() for each in (scale, zero.float())]
     x = torch.randn(3, columns, dtype=torch.float64)
     read = x if order is None else x[:, order.long()]

@@ -37,8 +37,11 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("dense"))
+
+
+def random_model(folder: Path) -> Path:
     """A random Qwen3 in fp32, by names alone."""
-    folder = tmp_path_factory.mktemp("dense")
     hidden, ffn, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
     q, kv, layer = SHAPE["num_attention_heads"] * width, SHAPE["num_key_value_heads"] * width, "model.layers.0."
     linears = {

@@ -5,6 +5,7 @@
 // fragment layout of wgmma.m64nN: acc[4j + 2h + e] is row 8h + lane/4, token 8j + 2(lane%4) + e.
 #pragma once
 #include "ptx.cuh"
+#include "silu.cuh"
 
 namespace stoker {
 
@@ -86,15 +87,6 @@ __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int 
   }
   named_barrier(1 + group, GROUP_THREADS);
   store_blocks<MT>(g, row, staging, first, step);
-}
-
-// silu(gate) · up of two neighbours. The special function unit gives 16 results a cycle and SM: one reciprocal serves both.
-__device__ __forceinline__ uint32_t silu_times(const float* gate, const float* up) {
-  constexpr float MOST = 60.f;  // 2^60 twice is finite, and gate / 2^60 is nothing
-  const float a = 1.f + exp2_approx(fminf(gate[0] * -1.44269504f, MOST));
-  const float b = 1.f + exp2_approx(fminf(gate[1] * -1.44269504f, MOST));
-  const float one = reciprocal_approx(a * b);
-  return pack_bf16(gate[0] * up[0] * (b * one), gate[1] * up[1] * (a * one));
 }
 
 // store_tile for rows that alternate by eights between gate and up: stores silu(gate) · up, rounded once; no scales, no

@@ -6,21 +6,30 @@
 // warp of wgmma.m64k16 take A so. `fragments.py` writes this order; change both together.
 #pragma once
 #include "int4_ptx.cuh"
+#include "silu.cuh"
 
 namespace stoker {
 
 constexpr int BLOCK_ROWS = 64, BLOCK_COLUMNS = 64, TILES = 4, STEPS = 4;
 
+// How stored rows become columns of the result. Where gate and up are stored in turn, a thread has both of a column.
+enum Int4Rows {
+  PLAIN,   // row by row
+  PAIRED,  // rows 2f and 2f + 1 are columns f and n / 2 + f
+  GATED,   // silu(row 2f) · row 2f + 1 is column f of n / 2, without bias
+};
+
 struct Int4Arguments {
   __nv_bfloat16* out;         // [m, ld_out]
   const __nv_bfloat16* x;     // [m, ld_x]
-  const __nv_bfloat16* bias;  // [n] or null
+  const __nv_bfloat16* bias;  // [n] or null, by the result's columns
   const uint4* codes;         // [n / 64, k / 64] blocks
   const __nv_bfloat16* scale; // [k / group, n]
   const uint8_t* zero;        // [k / group, n], or null: 8 everywhere
   int m, n, k, ld_x, ld_out;
   int group_shift;  // a group has 16 << group_shift columns; 30 where one group is the whole row
   int split;        // CTAs of a cluster, which share the columns
+  int rows;         // Int4Rows
 };
 
 __device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 value) { return *reinterpret_cast<uint32_t*>(&value); }
@@ -71,6 +80,33 @@ __device__ __forceinline__ void add(float4& total, const float4& more) {
   total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
 }
 
+// The bias of the even row `row` and of the next one.
+__device__ __forceinline__ float2 bias_of(const Int4Arguments& p, int row) {
+  if (p.bias == nullptr || row >= p.n) return make_float2(0.f, 0.f);
+  if (p.rows == PLAIN) return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(p.bias + row));
+  return make_float2(__bfloat162float(p.bias[row / 2]), __bfloat162float(p.bias[(p.n + row) / 2]));
+}
+
+// A token's sums of four rows from `row`, a multiple of four, with their bias to the result.
+__device__ __forceinline__ void store_rows(const Int4Arguments& p, int token, int row, float4 sums) {
+  const float2 low = bias_of(p, row), high = bias_of(p, row + 2);
+  add(sums, make_float4(low.x, low.y, high.x, high.y));
+  __nv_bfloat16* out = p.out + static_cast<int64_t>(token) * p.ld_out;
+  if (p.rows == PLAIN) {
+    const uint2 packed = {pack_bf16(sums.x, sums.y), pack_bf16(sums.z, sums.w)};
+    *reinterpret_cast<uint2*>(out + row) = packed;
+    return;
+  }
+  uint32_t* column = reinterpret_cast<uint32_t*>(out + row / 2);
+  if (p.rows == GATED) {
+    const float gate[2] = {sums.x, sums.z}, up[2] = {sums.y, sums.w};
+    *column = silu_times(gate, up);
+    return;
+  }
+  *column = pack_bf16(sums.x, sums.z);
+  column[p.n / 4] = pack_bf16(sums.y, sums.w);
+}
+
 // Sums of [PARTS][TOKENS][ROWS] floats in each CTA's shared memory, over parts and CTAs in that order → out, with bias.
 // Each CTA of a cluster writes a share of them. Every thread of the cluster calls this.
 template <int PARTS, int TOKENS, int ROWS, int THREADS>
@@ -97,13 +133,7 @@ __device__ __forceinline__ void reduce_and_store(const Int4Arguments& p, float* 
 #pragma unroll
       for (int part = 1; part < PARTS; part++) add(total, units[part * UNITS + unit]);
     }
-    if (p.bias != nullptr) {
-      const __nv_bfloat162* bias = reinterpret_cast<const __nv_bfloat162*>(p.bias + row);
-      float2 low = __bfloat1622float2(bias[0]), high = __bfloat1622float2(bias[1]);
-      add(total, make_float4(low.x, low.y, high.x, high.y));
-    }
-    uint2 packed = {bits_of(__floats2bfloat162_rn(total.x, total.y)), bits_of(__floats2bfloat162_rn(total.z, total.w))};
-    *reinterpret_cast<uint2*>(p.out + static_cast<int64_t>(token) * p.ld_out + row) = packed;
+    store_rows(p, token, row, total);
   }
   if (p.split > 1) cluster_sync();  // nobody leaves while its sums are read
 }

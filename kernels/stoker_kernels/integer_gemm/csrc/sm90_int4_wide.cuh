@@ -186,20 +186,41 @@ __device__ __forceinline__ void multiply_tile(const Wide4Ring<C>& ring, const Wi
   if (lane == 0 && held >= 0) mbarrier_arrive(ring.empty + 8 * held);
 }
 
-// Eight tokens of a strip, of which a thread has two of two rows, to a group's staging: [token][64 rows] in bf16. The four
-// words of 16 bytes come from four warps and turn with the token, so that a warp's stores meet no bank twice.
+// Words that a staged 16 bytes of the tokens 2c and 2c + 1 of an eight are turned by.
+template <int MODE>
+__device__ __forceinline__ int turn_of(int c) { return MODE == GATED ? c / 2 : c; }
+
+// Eight tokens of a strip, of which a thread has two of two rows, to a group's staging: [token][64 rows] in bf16. What a
+// thread's four warps have of 16 bytes turns with the token, so that a warp's stores meet no bank twice (PAIRED:
+// twice). PAIRED: the even rows, then the odd ones; GATED: 32 columns, in the upper half for every other two tokens.
+template <int MODE>
 __device__ __forceinline__ void stage_eight(unsigned char* staging, int eight, const float (&v)[4], float2 bias) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, c = lane % 4;
-  unsigned char* to = staging + (eight * 8 + 2 * c) * (BLOCK_ROWS * 2) + lane / 4 * 16 + (warp + c) % 4 * 4;
-  *reinterpret_cast<uint32_t*>(to) = bits_of(__floats2bfloat162_rn(v[0] + bias.x, v[2] + bias.y));
-  *reinterpret_cast<uint32_t*>(to + BLOCK_ROWS * 2) = bits_of(__floats2bfloat162_rn(v[1] + bias.x, v[3] + bias.y));
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, c = lane % 4, column = lane / 4 * 4 + warp;
+  unsigned char* to = staging + (eight * 8 + 2 * c) * (BLOCK_ROWS * 2);
+  if (MODE == PLAIN) {
+    to += lane / 4 * 16 + (warp + c) % 4 * 4;
+    *reinterpret_cast<uint32_t*>(to) = pack_bf16(v[0] + bias.x, v[2] + bias.y);
+    *reinterpret_cast<uint32_t*>(to + BLOCK_ROWS * 2) = pack_bf16(v[1] + bias.x, v[3] + bias.y);
+    return;
+  }
+  to += column / 8 * 16 + (column % 8 / 2 + turn_of<MODE>(c)) % 4 * 4 + column % 2 * 2 + (MODE == GATED ? c % 2 * 64 : 0);
+#pragma unroll
+  for (int h = 0; h < (MODE == GATED ? 1 : 2); h++) {
+    const float b = h ? bias.y : bias.x;
+    const uint32_t tokens = MODE == GATED ? silu_times(v, v + 2) : pack_bf16(v[2 * h] + b, v[2 * h + 1] + b);
+    *reinterpret_cast<uint16_t*>(to + 64 * h) = static_cast<uint16_t>(tokens);
+    *reinterpret_cast<uint16_t*>(to + 64 * h + BLOCK_ROWS * 2) = static_cast<uint16_t>(tokens >> 16);
+  }
 }
 
 // Staged tokens whose eight is `rank`, modulo `split`, to the result: 16 bytes a thread.
-template <int TOKENS>
+template <int MODE, int TOKENS>
 __device__ __forceinline__ void store_staged(const Int4Arguments& p, const unsigned char* staging, int row, int token0,
                                              int rank) {
-  const int t = threadIdx.x % 128, turn = t / 8 / 2 % 4;
+  const int t = threadIdx.x % 128, c = t / 8 / 2 % 4, turn = turn_of<MODE>(c);
+  int column = row + t % 8 * 8;
+  if (MODE != PLAIN) column = row / 2 + t % 4 * 8 + (MODE == PAIRED && t % 8 > 3 ? p.n / 2 : 0);
+  if (MODE == GATED && t % 8 / 4 != c % 2) return;
 #pragma unroll 4
   for (int at = t / 8; at < TOKENS; at += 16) {
     if (token0 + at >= p.m || row >= p.n || at / 8 % p.split != rank) continue;
@@ -207,16 +228,11 @@ __device__ __forceinline__ void store_staged(const Int4Arguments& p, const unsig
     // Word w lies at (w + turn) % 4.
     const uint4 one = turn & 1 ? make_uint4(v.y, v.z, v.w, v.x) : v;
     const uint4 two = turn & 2 ? make_uint4(one.z, one.w, one.x, one.y) : one;
-    *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(token0 + at) * p.ld_out + row + t % 8 * 8) = two;
+    *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(token0 + at) * p.ld_out + column) = two;
   }
 }
 
-__device__ __forceinline__ float2 bias_of(const Int4Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.n) return make_float2(0.f, 0.f);
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(p.bias + row));
-}
-
-template <class C, int STRIPS>
+template <class C, int STRIPS, int MODE>
 __device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
                                            int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -229,15 +245,15 @@ __device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ri
 #pragma unroll
     for (int j = 0; j < C::TOKENS / 8; j++) {
       const float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
-      stage_eight(staging, j, v, bias);
+      stage_eight<MODE>(staging, j, v, bias);
     }
     named_barrier(1 + group, 128);
-    store_staged<C::TOKENS>(p, staging, row, work.token(tile), 0);
+    store_staged<MODE, C::TOKENS>(p, staging, row, work.token(tile), 0);
   }
 }
 
 // The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
-template <class C, int STRIPS>
+template <class C, int STRIPS, int MODE>
 __device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
                                          int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -266,12 +282,19 @@ __device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring
 #pragma unroll
       for (int peer = 1; peer < 8; peer++) add(part[0], part[peer]);
       const float v[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
-      stage_eight(ring.staging(group), j, v, bias);
+      stage_eight<MODE>(ring.staging(group), j, v, bias);
     }
     named_barrier(1 + group, 128);
-    store_staged<C::TOKENS>(p, ring.staging(group), row, work.token(tile), work.rank);
+    store_staged<MODE, C::TOKENS>(p, ring.staging(group), row, work.token(tile), work.rank);
   }
   cluster_sync();  // nobody leaves while its sums are read
+}
+
+template <class C, int STRIPS, int MODE>
+__device__ __forceinline__ void finish(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work, int tile,
+                                       int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
+  if (p.split > 1) return sum_tile<C, STRIPS, MODE>(p, ring, work, tile, first_strip, sums);
+  store_tile<C, STRIPS, MODE>(p, ring, work, tile, first_strip, sums);
 }
 
 template <class C, int STRIPS>
@@ -283,8 +306,12 @@ __device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<
   grid_dependency_wait();
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
     multiply_tile<C, STRIPS>(ring, work, first_strip, stage, parity, sums);
-    if (p.split > 1) return sum_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
-    store_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
+    switch (p.rows) {
+      case GATED: finish<C, STRIPS, GATED>(p, ring, work, tile, first_strip, sums); break;
+      case PAIRED: finish<C, STRIPS, PAIRED>(p, ring, work, tile, first_strip, sums); break;
+      default: finish<C, STRIPS, PLAIN>(p, ring, work, tile, first_strip, sums);
+    }
+    if (p.split > 1) return;  // a cluster has one tile
   }
 }
 

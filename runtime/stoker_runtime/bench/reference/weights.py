@@ -120,13 +120,15 @@ def _integers(weight: IntegerWeight) -> Tensor:
     rows, columns = weight.out_features, weight.in_features
     device, dtype = weight.data.device, weight.scale.dtype
     row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None, :]
-    at = _fragment_place(row, column, columns) if weight.layout == "fragments" else row * columns + column
+    if weight.layout == "pairs":  # gate and up in turn
+        row = row % (rows // 2) * 2 + row // (rows // 2)
+    at = row * columns + column if weight.layout == "rows" else _fragment_place(row, column, columns)
     per_byte = 8 // weight.bits
     byte = weight.data.flatten()[at // per_byte].int()
     codes = byte >> (at % per_byte) * weight.bits & (1 << weight.bits) - 1
     group = column[0] // weight.group
-    zero = 1 << weight.bits - 1 if weight.zero is None else weight.zero[group].t().to(dtype)
-    values = ((codes.to(dtype) - zero) * weight.scale[group].t()).float()
+    zero = 1 << weight.bits - 1 if weight.zero is None else weight.zero[group].t()[row[:, 0]].to(dtype)
+    values = ((codes.to(dtype) - zero) * weight.scale[group].t()[row[:, 0]]).float()
     if weight.order is None:
         return values
     return torch.empty_like(values).index_copy_(1, weight.order.long(), values)

@@ -1,0 +1,40 @@
+"""Rows of integers to their places in a weight that the kernels read, whatever its layout.
+
+Invariants: rows may come in any order and number that the layout's blocks take; no other row is touched.
+Knows nothing of files, nor of how codes were made.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stoker_kernels.integer_gemm.fragments import store_half, to_fragments
+from stoker_kernels.quant import IntegerWeight, pack_rows
+
+
+def store_integers(weight: IntegerWeight, row: int, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
+    """Lay out rows from `row` on of `weight`: uint8 codes [R, K], scales and zero points [G, R], None: the middle.
+
+    Rows count gate before up. Raises ValueError for rows that do not fill the blocks of the layout.
+    """
+    last = row + codes.shape[0]
+    if weight.layout != "pairs":
+        rows = slice(row, last)
+        weight.data[rows].copy_(to_fragments(codes) if weight.layout == "fragments" else pack_rows(codes, weight.bits))
+        _store_groups(weight, rows, scale, zero)
+        return
+    half = weight.out_features // 2
+    for which in range(2):
+        first, end = max(row, which * half), min(last, (which + 1) * half)
+        if first >= end:
+            continue
+        part, start = slice(first - row, end - row), first - which * half
+        store_half(weight.data, which, start, codes[part])
+        places = slice(2 * start + which, 2 * (start + end - first) + which, 2)
+        _store_groups(weight, places, scale[:, part], None if zero is None else zero[:, part])
+
+
+def _store_groups(weight: IntegerWeight, rows: slice, scale: Tensor, zero: Tensor | None) -> None:
+    weight.scale[:, rows].copy_(scale)
+    if weight.zero is not None:
+        weight.zero[:, rows] = weight.middle if zero is None else zero
