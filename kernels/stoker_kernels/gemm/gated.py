@@ -20,7 +20,7 @@ from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.gemm import table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
-from stoker_kernels.integer_gemm.choose import kernels_refusal
+from stoker_kernels.integer_gemm import kernels_refusal
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target, reference_supports, register, select

@@ -7,9 +7,21 @@ gate and up: `gemm.linear_silu_mul`.
 Must never know: files and formats, models. A new width or layout: here, and in `quant/integer_weight.py`.
 """
 
-from stoker_kernels.integer_gemm.fragments import from_fragments, to_fragments
+from stoker_kernels.integer_gemm.choose import kernels_refusal, scratch, silu_mul_pairs
+from stoker_kernels.integer_gemm.fragments import fills_blocks, from_fragments, to_fragments
 from stoker_kernels.integer_gemm.op import best_layout, integer_linear
 from stoker_kernels.integer_gemm.reference import dequantize_integers
 from stoker_kernels.integer_gemm.store import store_integers
 
-__all__ = ["best_layout", "dequantize_integers", "from_fragments", "integer_linear", "store_integers", "to_fragments"]
+__all__ = [
+    "best_layout",
+    "dequantize_integers",
+    "fills_blocks",
+    "from_fragments",
+    "integer_linear",
+    "kernels_refusal",
+    "scratch",
+    "silu_mul_pairs",
+    "store_integers",
+    "to_fragments",
+]

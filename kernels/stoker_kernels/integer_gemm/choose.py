@@ -52,6 +52,25 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
     return _dense(x, scratch(weight, x.dtype), bias, y)
 
 
+def silu_mul_pairs(x: Tensor, weight: IntegerWeight) -> Tensor | None:
+    """silu(x · gateᵀ) · (x · upᵀ) [M, N / 2] of a weight in pairs by one kernel; None: for so many tokens the weight is
+    better dequantized, and multiplied as a dense one.
+
+    Raises ValueError where a weight in pairs meets operands that its kernels do not take.
+    """
+    if not takes_tokens(len(x)):
+        return None
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    out = torch.empty((len(x), weight.out_features // 2), dtype=x.dtype, device=x.device)
+    reason = sm90_int4.refusal(x, weight, None, out)
+    if reason is not None:
+        raise ValueError(f"integer_silu_mul of a weight in pairs: {reason}")
+    if len(x):
+        sm90_int4.multiply(x, weight, None, out, gated=True)
+    return out
+
+
 def scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
     """The weight [N, K] in 16 bits, gate before up, columns in its own order."""
     from stoker_kernels.integer_gemm import triton_integer

@@ -15,7 +15,7 @@ from torch import Tensor
 ROWS, COLUMNS = 64, 64  # of a block
 
 
-def takes(rows: int, columns: int, group: int) -> bool:
+def fills_blocks(rows: int, columns: int, group: int) -> bool:
     """Whether an [rows, columns] weight in groups of `group` columns can be laid out, and its scales be read.
 
     A step has 16 columns of one group; kernels find it by shifts.

@@ -59,7 +59,7 @@ def best_layout(
     """How codes of an [n, k] weight should rest on `device` for products of `dtype`; `gated`: it is gate and up."""
     from stoker_kernels.integer_gemm.choose import fragments_refusal
 
-    if bits != 4 or device.type != "cuda" or not fragments.takes(n, k, group):
+    if bits != 4 or device.type != "cuda" or not fragments.fills_blocks(n, k, group):
         return "rows"
     if fragments_refusal(dtype, device):
         return "rows"

@@ -14,7 +14,7 @@ from tests.runtime.parallel import test_quantized_cut as cut
 from tests.runtime.weights import test_integer_checkpoint as integers
 from tests.runtime.weights.test_integer_checkpoint import FORMATS, write
 
-from stoker_kernels.integer_gemm import dequantize_integers, fragments
+from stoker_kernels.integer_gemm import dequantize_integers, fills_blocks
 from stoker_kernels.quant import IntegerWeight
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -44,7 +44,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_on_hopper(n: int, k: int, bits: int, group: int, *_: object, gated: bool = False) -> str:
     """`best_layout` of a GPU that has our kernels."""
-    if bits != 4 or not fragments.takes(n, k, group):
+    if bits != 4 or not fills_blocks(n, k, group):
         return "rows"
     return "pairs" if gated else "fragments"
 
