@@ -9,46 +9,22 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.moe.few_machine import KINDS, Machine, compiled_kernels
 from tests.kernels.moe.oracle import mixed, random_experts
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
 
-KINDS = ["dense", "fp8_channel", "fp8_block"]
-SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_products.cuh", "few_rows.cuh")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiled = compile_emulated(SOURCES, "few_experts.cpp", tmp_path_factory.mktemp("emulator"))
-    assert compiled.arguments_size() == ctypes.sizeof(sm90_few.FewArguments)
-    return compiled
-
-
-class Machine:
-    """A device of `sms` SMs, whose warps, CTAs and copies run at speeds by `seed`."""
-
-    def __init__(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, sms: int, seed: int) -> None:
-        self.library, self.seed = library, seed
-        monkeypatch.setattr(cuda, "_encoded", tensor_map)
-        monkeypatch.setattr(cuda, "kernel", self.kernel)
-        monkeypatch.setattr(cuda, "launch", self.launch)
-        monkeypatch.setattr(sm90_few, "sm_count", lambda _: sms)
-        sm90_few._map.cache_clear()  # by address
-
-    def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        kind, gated = next(kind for kind in KINDS if name.endswith(kind)), "gate_up" in name
-        return cuda.Kernel(name, (KINDS.index(kind), int(gated)), shared_bytes, threads)
-
-    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool) -> None:
-        self.library.few_experts(*kernel.handle, grid, self.seed, *(ctypes.byref(each) for each in arguments))
+    return compiled_kernels(tmp_path_factory.mktemp("emulator"))
 
 
 def plan_of(ids: Tensor, spare: random.Random) -> Plan:
@@ -116,7 +92,13 @@ def test_experts_give_the_weighted_sum(
         torch.testing.assert_close(out.double(), expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))
         return
     expected = reference.experts(
-        x, routes, weights, activation=way, limit=0.8, shared=shared, shared_gate=gate  # type: ignore[arg-type]
+        x,
+        routes,
+        weights,
+        activation=way,
+        limit=0.8,
+        shared=shared,
+        shared_gate=gate,  # type: ignore[arg-type]
     )
     # A value on the edge between two e4m3 numbers may fall either way.
     assert ((out.float() - expected.float()).norm() / expected.float().norm()).item() < 0.01

@@ -9,11 +9,14 @@
 //
 // Gate-up lets down start only after its own wait: what the router wrote is settled then, and down fills its ring with the
 // experts' rows while gate-up still runs. Both wait for the kernel before them ahead of reading rows of x.
+// Where nobody has chosen before them, each CTA of both chooses for itself from the router's logits: gate-up after its wait,
+// and down before it, since logits are settled like a plan. So the choice costs no kernel, and down needs none of gate-up's.
 // Both go through a rehearsal before that, on whatever shared memory holds and with nothing stored: the experts' weights
 // have pushed the kernel's code out of the caches, and it comes back while there is nothing else to do.
 #pragma once
 #include <cuda.h>
 
+#include "few_choice.cuh"
 #include "few_products.cuh"
 #include "few_rows.cuh"
 
@@ -55,6 +58,8 @@ struct FewExperts {
   // Of the shared memory behind the ring and its barriers.
   int4* const list;  // expert, first position, tokens
   int* const order;
+  int* const ids;        // of pairs, and what they weigh: of down, and where the choice is made here
+  float* const weights;
   float* const x_scale;
   unsigned char* const x;
   float* const parts;
@@ -70,7 +75,9 @@ struct FewExperts {
         pitch(a.chunks * Layout::COLUMNS * 2 + 16),
         list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
-        x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
+        ids(order + (pairs + 3) / 4 * 4),
+        weights(reinterpret_cast<float*>(ids + (pairs + 3) / 4 * 4)),
+        x_scale(weights + (pairs + 3) / 4 * 4),
         x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
         parts(reinterpret_cast<float*>(x + x_rows * pitch)),
         work(list - 1) {}
@@ -93,6 +100,34 @@ struct FewExperts {
       if (begin < end) list[found + __popc(there & ((1u << lane) - 1))] = make_int4(expert, begin, end - begin, 0);
       found += __popc(there);
     }
+    deal(found);
+  }
+
+  // The same where the choice is made here, of up to 32 pairs, a lane each: experts in the order of their first pairs.
+  __device__ __forceinline__ void choose(bool real) const {
+#pragma unroll 1
+    for (int token = 0; token < a.tokens; ++token) FewChoice(a, ids, weights).choose(token, real, !gated);
+    __syncwarp();
+    const int expert = lane < pairs ? ids[lane] : -1;
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, expert), below = (1u << lane) - 1;
+    const int leader = __ffs(same) - 1;
+    const bool first = expert >= 0 && leader == lane;
+    const uint32_t firsts = __ballot_sync(0xFFFFFFFFu, first);
+    const int own = first ? __popc(same) : 0;
+    int end = own;
+#pragma unroll 1
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(0xFFFFFFFFu, end, step);
+      if (lane >= step) end += before;
+    }
+    const int begin = __shfl_sync(0xFFFFFFFFu, end - own, leader);
+    if (first) list[__popc(firsts & below)] = make_int4(expert, begin, own, 0);
+    if (expert >= 0) order[begin + __popc(same & below)] = lane;
+    deal(__popc(firsts));
+  }
+
+  // What this CTA takes of so many experts.
+  __device__ __forceinline__ void deal(int found) const {
     const unsigned all = gated ? found * a.row_tiles : a.row_tiles;
     const unsigned first = blockIdx.x * all / gridDim.x, last = (blockIdx.x + 1) * all / gridDim.x;
     const unsigned expert = gated ? first / a.row_tiles : 0;
@@ -224,13 +259,13 @@ struct FewExperts {
     const bool inside = within < a.tile_rows && row < a.rows;
 #pragma unroll 1
     for (int pair = threadIdx.x / FEW_ROWS; pair < pairs && inside; pair += FEW_THREADS / FEW_ROWS) {
-      const int expert = load_int(a.ids + pair);
+      const int expert = ids[pair];
       float* sums = parts + pair * a.chunks * FEW_PITCH + within;
       float total = 0.0f;
 #pragma unroll 2
       for (int chunk = 0; chunk < a.chunks; ++chunk) total += sums[chunk * FEW_PITCH];
       if (expert >= 0) total = settled(total, static_cast<int64_t>(expert) * a.rows + row);
-      sums[0] = expert < 0 ? 0.0f : a.weights[pair] * bf16_low(bf16_bits(total));
+      sums[0] = expert < 0 ? 0.0f : weights[pair] * bf16_low(bf16_bits(total));
     }
     __syncthreads();
     const int token = threadIdx.x / FEW_ROWS;
@@ -256,8 +291,13 @@ struct FewExperts {
       mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
-    if (gated && threadIdx.x == 0) pretend();
-    if (!gated) read_plan(policy);
+    if (!gated) {
+      read_plan(policy);
+    } else if (a.logits != nullptr) {
+      if (warp == 0) choose(false);
+    } else if (threadIdx.x == 0) {
+      pretend();
+    }
 #pragma unroll 1
     for (int real = 0; real < 2; ++real) {
       if (real) {
@@ -270,7 +310,19 @@ struct FewExperts {
       __syncwarp();
       FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
       __syncthreads();
+      if (!gated && real && a.counts != nullptr && blockIdx.x == 0) count();
       go_through(policy, real);
+    }
+  }
+
+  // The tokens of every expert, for who asks later.
+  __device__ __forceinline__ void count() const {
+#pragma unroll 1
+    for (int expert = threadIdx.x; expert < a.experts; expert += FEW_THREADS) {
+      int tokens = 0;
+#pragma unroll 1
+      for (int pair = 0; pair < pairs; ++pair) tokens += ids[pair] == expert;
+      a.counts[expert] = tokens;
     }
   }
 
@@ -284,11 +336,21 @@ struct FewExperts {
   __device__ __forceinline__ void read_plan(uint64_t policy) const {
     if (warp == 0) {
       __syncwarp();
-      share_out();
+      if (a.logits != nullptr) {
+        choose(true);
+      } else {
+        share_out();
+      }
       if (lane == 0) fill(policy);
-    } else if (warp == 1) {
+    } else if (warp == 1 && a.logits == nullptr) {
 #pragma unroll 1
-      for (int i = lane; i < pairs; i += 32) order[i] = load_int(a.order + i);
+      for (int i = lane; i < pairs; i += 32) {
+        order[i] = load_int(a.order + i);
+        if (!gated) {
+          ids[i] = load_int(a.ids + i);
+          weights[i] = a.weights[i];
+        }
+      }
     }
   }
 
