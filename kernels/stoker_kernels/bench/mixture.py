@@ -1,11 +1,12 @@
 """Times the layers of a mixture as a step has them: `python -m stoker_kernels.bench.mixture [--json FILE]`.
 
 The chain norm → qkv → output → norm → router → choice → experts over several layers with weights of their own, in one
-CUDA graph with programmatic dependent launch (attention apart), by each way: "triton" and "own" are implementations of
-`experts` behind the router's kernel, "folded" has the own ones choose, too, where they do. What counts is the layer: a
-kernel that reads ahead while its predecessor drains gains more than its own time shows, and code that the experts'
-weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice: what the rest of a layer
-takes.
+CUDA graph with programmatic dependent launch (attention apart), by each of WAYS: "triton" and "own" are implementations
+of `experts` behind the router's kernel, "folded" has the own ones choose, too, and "whole" has a warp of gate-up take
+all columns of its rows, besides. Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
+What counts is the layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and
+code that the experts' weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice:
+what the rest of a layer takes.
 Invariants: all ways take turns on the same weights and tokens.
 Does not know: attention, and whether results are right (`moe.bench` checks them).
 """
@@ -16,9 +17,11 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -26,16 +29,37 @@ from torch import Tensor
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
 from stoker_kernels.launch.dispatch import pin, unpin
-from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, mixture, quantize_experts, route
+from stoker_kernels.moe import (
+    ExpertKind,
+    ExpertWeights,
+    Routing,
+    choose,
+    mixture,
+    quantize_experts,
+    route,
+    sm90_few,
+)
 from stoker_kernels.moe.bench import LAYERS, random_experts
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
 EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Pinned ops, and for which tokens gate-up of the own kernels goes by whole rows."""
+
+    mixture: str
+    experts: str
+    whole: range = range(0)
+
+
 WAYS = {
-    "triton": {"mixture": "apart", "experts": "triton"},
-    "own": {"mixture": "apart", "experts": "own"},
-    "folded": {"mixture": "folded", "experts": "own"},
+    "triton": Way("apart", "triton"),
+    "own": Way("apart", "own"),
+    "folded": Way("folded", "own"),
+    "whole": Way("folded", "own", range(1, 9)),
 }
 HEADS = {"qwen3-30b-a3b": (4096, 512), "gpt-oss-20b": (4096, 512), "mixtral": (4096, 1024)}
 """Width of all queries and of all keys of a layer."""
@@ -105,12 +129,24 @@ def measure(layers: list[Layer], shape: str, tokens: int, ways: list[str]) -> di
     x, residual = (torch.randn(tokens, LAYERS[shape][3], device=device).bfloat16() for _ in range(2))
     found = {"none": timed(lambda: step(layers, shape, x, residual, with_experts=False)) / len(layers)}
     for way in ways:
-        for op, name in WAYS[way].items():
-            pin(op, name)
-        found[way] = timed(lambda: step(layers, shape, x, residual)) / len(layers)
-        for op in WAYS[way]:
-            unpin(op)
+        with going(WAYS[way]):
+            found[way] = timed(lambda: step(layers, shape, x, residual)) / len(layers)
     return found
+
+
+@contextmanager
+def going(way: Way) -> Iterator[None]:
+    """Have mixtures run in this way, the own kernels for all tokens that they take."""
+    few, whole = choose.FEW_TOKENS, sm90_few.WHOLE_ROWS
+    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = dict.fromkeys(get_args(ExpertKind), sm90_few.MOST_TOKENS), way.whole
+    pin("mixture", way.mixture)
+    pin("experts", way.experts)
+    try:
+        yield
+    finally:
+        choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = few, whole
+        unpin("mixture")
+        unpin("experts")
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
+WHOLE_ROWS = range(2, 9)  # tokens for which a warp of gate-up takes all columns of its rows; of eight at most
 MOST_EXPERTS, MOST_PAIRS = 256, 32  # that a warp chooses from, eight a lane, and sorts, one a lane
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
 _BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}
@@ -42,7 +43,7 @@ class FewArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("shared", "shared_gate")),
         *((name, ctypes.c_float) for name in ("limit", "slope")),
         *((name, ctypes.c_int) for name in ("clamped", "tokens", "top_k", "num_tiles", "rows", "columns", "tile_rows")),
-        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "boxes", "ld_x", "ld_shared")),
+        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "boxes", "whole", "ld_x", "ld_shared")),
         *((name, ctypes.c_int) for name in ("experts", "ld_logits", "groups", "group_size", "top_groups")),
         *((name, ctypes.c_int) for name in ("sigmoid", "renormalize", "top2")),
         ("factor", ctypes.c_float),
@@ -52,7 +53,7 @@ class FewArguments(ctypes.Structure):
 def shared_bytes(tokens: int, top_k: int, columns: int, kind: ExpertKind, *, gated: bool) -> int:
     """Dynamic shared memory: the ring on a multiple of 1024 bytes, barriers, the plan, rows of x, sums of tokens."""
     pairs, chunks = tokens * top_k, -(-_boxes(columns, kind) // _BOXES)
-    x_rows, sums = (tokens, 2 * tokens) if gated else (pairs, pairs)
+    x_rows, sums = (tokens, 0 if tokens in WHOLE_ROWS else 2 * tokens) if gated else (pairs, pairs)
     plan = 16 * pairs + 3 * 16 * -(-pairs // 4) + 16 * -(-x_rows // 4)
     rows = x_rows * (chunks * _BOXES * _BOX_COLUMNS[kind] * 2 + 16)
     return 1024 + _RING + _BARRIERS + plan + rows + sums * chunks * _PITCH * 4
@@ -190,6 +191,7 @@ def _run(
     clamped = activation == "clamped"
     gate_up = _arguments(inner, x, top_k, tokens, (ffn, hidden, _GATE_ROWS, _boxes(hidden, weights.kind)))
     gate_up.scale, gate_up.bias = cuda.address_of(weights.gate_up_scale), cuda.address_of(weights.gate_up_bias)
+    gate_up.whole = int(tokens in WHOLE_ROWS)
     gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
     chosen(gate_up)
     _launch(weights, gate_up, device, gated=True)

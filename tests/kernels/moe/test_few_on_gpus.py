@@ -29,13 +29,16 @@ def chained(device: torch.device) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: str, device: torch.device
-) -> None:
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: str, whole: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Forty launches that overlap, with equal bits: a stage that is read too early would show."""
+    monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
     dense = random_experts(experts, ffn, hidden, torch.bfloat16, device, bias=True, seed=tokens)
     weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
     x = torch.randn(tokens, hidden, device=device).bfloat16()

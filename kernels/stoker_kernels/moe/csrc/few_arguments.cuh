@@ -38,6 +38,7 @@ struct FewArguments {
   int tile_rows;            // of a stage: 8 of gate and of up, or up to 16 of down
   int row_tiles, chunks;    // stages that an expert's rows and columns make
   int boxes;                // of 128 bytes that a row makes
+  int whole;                // of gate-up, up to eight tokens: a warp takes all columns of its rows
   int ld_x, ld_shared;
   int experts, ld_logits;   // this and what follows: of a choice
   int groups, group_size, top_groups;

@@ -2,7 +2,7 @@
 // every CTA does it for itself instead of waiting for a kernel that does it for all.
 //
 // A lane has every 32nd expert. Numbers are compared as integers in the same order, of which 0 is no number's; the best one
-// is found by a reduction of the warp, and of equals the first expert by another one.
+// is found by a reduction of the warp, and of equals the first expert by another one. Loads go past L1, because down reads logits before its wait.
 #pragma once
 #include "few_arguments.cuh"
 
@@ -32,13 +32,14 @@ struct FewChoice {
   // Of one token, in the place of its pairs. In a rehearsal all logits are zero, and nothing is read.
   __device__ __forceinline__ void choose(int token, bool real, bool weigh) const {
     const uint16_t* from = a.logits + static_cast<int64_t>(token) * a.ld_logits;
-    const bool there = !real || a.slots == nullptr || a.slots[token] >= 0;
+    const int* slot = reinterpret_cast<const int*>(a.slots + token);
+    const bool there = !real || a.slots == nullptr || load_int(slot + 1) >= 0;  // the half with the sign
     const bool corrected = a.correction != nullptr, by_logit = !a.sigmoid && !corrected;
     float logits[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
       const int expert = lane + 32 * j;
-      logits[j] = expert >= a.experts ? -INFINITY : real ? bf16_low(from[expert]) : 0.0f;
+      logits[j] = expert >= a.experts ? -INFINITY : real ? bf16_low(load_half(from + expert)) : 0.0f;
     }
     float top = 0.0f, total = 1.0f;
     if (!a.sigmoid && (corrected || weigh)) add_up(logits, top, total);
@@ -55,7 +56,7 @@ struct FewChoice {
     const int mine = take_best(keys, by_logit && a.groups == 1);
     float weight = 0.0f;
     if (weigh) {
-      if (mine >= 0) weight = score(bf16_low(from[mine]), top, total);
+      if (mine >= 0) weight = score(real ? bf16_low(load_half(from + mine)) : 0.0f, top, total);
       if (a.renormalize) weight = weight / (sum(weight) + 1e-20f);
     }
     if (mine < 0) return;

@@ -5,6 +5,8 @@
 // rows of gate beside the eight of up. A warp multiplies a stage by mma.sync, weights as A, the expert's tokens as B, and
 // leaves its sums in shared memory; once those of all columns are there they are added in the order of the columns. Down
 // takes the same rows of every chosen expert, so that a CTA adds up its rows of every token itself, choice by choice.
+// For more than a token gate-up has no sums to add: a warp takes all columns of its rows, and none waits for another. By
+// what its bytes take a job of eight warps is over in 1.4 µs of FP8, where a barrier of them all has cost a microsecond.
 // A stage is asked for again by the warp that has read it, and is that warp's next time, too: nobody waits for an empty one.
 //
 // Gate-up lets down start only after its own wait: what the router wrote is settled then, and down fills its ring with the
@@ -40,6 +42,15 @@ struct FewPlace {
         expert = 0, ++row_tile;
       }
     }
+  }
+
+  // Of gate-up, where a warp takes whole rows, every so-many-th job.
+  __device__ __forceinline__ void skip(int jobs, int row_tiles) {
+    job += jobs, row_tile += jobs;
+    while (row_tile >= row_tiles) row_tile -= row_tiles, ++expert;
+  }
+  __device__ __forceinline__ void step(int chunks, int row_tiles) {
+    if (++chunk == chunks) chunk = 0, skip(FEW_WARPS, row_tiles);
   }
 };
 
@@ -166,10 +177,24 @@ struct FewExperts {
   __device__ __forceinline__ void fill(uint64_t policy) const {
     const int4 mine = *work;
     Place at{mine.y, mine.z, 0};
+    if (gated && a.whole) return fill_whole(mine, policy);
 #pragma unroll 1
     for (int stage = 0; stage < FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
       ask_for(at, stage, policy);
       advance(at, 1);
+    }
+  }
+
+  __device__ __forceinline__ void fill_whole(const int4& mine, uint64_t policy) const {
+#pragma unroll 1
+    for (int of = 0; of < FEW_WARPS && mine.x > 0; ++of) {
+      Place at{mine.y, mine.z, 0};
+      at.skip(of, a.row_tiles);
+#pragma unroll 1
+      for (int stage = of; stage < FEW_STAGES && at.job < mine.w; stage += FEW_WARPS) {
+        ask_for(at, stage, policy);
+        at.step(a.chunks, a.row_tiles);
+      }
     }
   }
 
@@ -234,6 +259,14 @@ struct FewExperts {
     return total;
   }
 
+  __device__ __forceinline__ float opened(float gate, float up) const {
+    if (a.clamped) {
+      gate = fminf(gate, a.limit);
+      up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
+    }
+    return up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
+  }
+
   // Of gate-up: a thread a token and row.
   __device__ __forceinline__ void activate(const Place& at, bool real) const {
     const int4 expert = list[at.expert];
@@ -244,12 +277,7 @@ struct FewExperts {
 #pragma unroll 2
     for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.tokens * FEW_PITCH) gate += sums[0], up += sums[8];
     const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
-    gate = settled(gate, stacked), up = settled(up, stacked + a.rows);
-    if (a.clamped) {
-      gate = fminf(gate, a.limit);
-      up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
-    }
-    const float result = up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
+    const float result = opened(settled(gate, stacked), settled(up, stacked + a.rows));
     if (real) a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
   }
 
@@ -310,6 +338,10 @@ struct FewExperts {
       __syncwarp();
       FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
       __syncthreads();
+      if (gated && a.whole) {
+        go_alone(policy, real);
+        continue;
+      }
       if (!gated && real && a.counts != nullptr && blockIdx.x == 0) count();
       go_through(policy, real);
     }
@@ -348,10 +380,60 @@ struct FewExperts {
         order[i] = load_int(a.order + i);
         if (!gated) {
           ids[i] = load_int(a.ids + i);
-          weights[i] = a.weights[i];
+          weights[i] = __uint_as_float(load_int(reinterpret_cast<const int*>(a.weights) + i));
         }
       }
     }
+  }
+
+  // Of gate-up, job by job a warp: all columns of eight rows of gate and of up, whose sums are those of a lane's tokens.
+  // In a rehearsal one stage.
+  __device__ __forceinline__ void go_alone(uint64_t policy, bool real) const {
+    const int4 mine = *work;
+    const int jobs = mine.x == 0 ? 0 : real ? mine.w : min(mine.w, 1);
+    Place at{mine.y, mine.z, 0};
+    at.skip(warp, a.row_tiles);
+    Place next = at;
+    next.step(a.chunks, a.row_tiles);
+    next.step(a.chunks, a.row_tiles);
+    int stage = warp;
+    uint32_t parity = 0;
+    const FewProducts<kind> products;
+#pragma unroll 1
+    while (at.job < jobs) {
+      const int4 expert = list[at.expert];
+      const int64_t gate = static_cast<int64_t>(expert.x) * 2 * a.rows + at.row_tile * 8 + q, up = gate + a.rows;
+      const unsigned char* row = q < expert.z ? x + row_of(expert.y + q) * pitch : nullptr;
+      const float gate_scale = kind == FewKind::CHANNEL ? a.scale[gate] : 1.0f;
+      const float up_scale = kind == FewKind::CHANNEL ? a.scale[up] : 1.0f;
+      const float gate_bias = a.bias == nullptr ? 0.0f : bf16_low(a.bias[gate]);
+      const float up_bias = a.bias == nullptr ? 0.0f : bf16_low(a.bias[up]);
+      float sums[4] = {};
+#pragma unroll 1
+      for (at.chunk = 0; at.chunk < a.chunks; ++at.chunk) {
+        float scales[2][2] = {};
+        if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
+        if (real) mbarrier_wait(full(stage), parity);
+        products.multiply(ring + stage * FEW_STAGE_BYTES, boxes(at), row, scales, sums);
+        __syncwarp();
+        if (!real) break;
+        if (lane == 0 && next.job < jobs) ask_for(next, stage, policy);
+        next.step(a.chunks, a.row_tiles);
+        if (row != nullptr) row += Layout::COLUMNS * 2;
+        stage += FEW_WARPS;
+        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int n = 2 * c + i, position = expert.y + n;
+        if (n >= expert.z) continue;
+        const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
+        const float result = opened(sums[i] * unit * gate_scale + gate_bias, sums[i + 2] * unit * up_scale + up_bias);
+        if (real) a.out[static_cast<int64_t>(position) * a.rows + at.row_tile * 8 + q] = bf16_bits(result);
+      }
+      at.skip(FEW_WARPS, a.row_tiles);
+    }
+    __syncthreads();
   }
 
   // In a rehearsal one stage a warp, of one job.
