@@ -121,6 +121,7 @@ def test_a_chain_that_chooses_has_the_bits_of_its_steps(
     pdl.enable_pdl(False)
     expected = chain(x.clone(), torch.cuda.synchronize)
     pdl.enable_pdl(True)
+    chain(x.clone(), torch.cuda.synchronize)  # loads what a graph cannot
     residual, stream, graph = x.clone(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         got = chain(residual, lambda: None)

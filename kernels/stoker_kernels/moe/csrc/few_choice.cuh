@@ -35,23 +35,25 @@ struct FewChoice {
     const int* slot = reinterpret_cast<const int*>(a.slots + token);
     const bool there = !real || a.slots == nullptr || load_int(slot + 1) >= 0;  // the half with the sign
     const bool corrected = a.correction != nullptr, by_logit = !a.sigmoid && !corrected;
-    float logits[EACH];
+    float worth[EACH];  // the logits, at first
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
       const int expert = lane + 32 * j;
-      logits[j] = expert >= a.experts ? -INFINITY : real ? bf16_low(load_half(from + expert)) : 0.0f;
+      worth[j] = expert >= a.experts ? -INFINITY : real ? bf16_low(load_half(from + expert)) : 0.0f;
     }
     float top = 0.0f, total = 1.0f;
-    if (!a.sigmoid && (corrected || weigh)) add_up(logits, top, total);
+    if (!a.sigmoid && (corrected || weigh)) add_up(worth, top, total);
+    if (!by_logit) {  // one jump over code that need not be brought in
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) {
+        const int expert = lane + 32 * j;
+        worth[j] = score(worth[j], top, total);
+        if (corrected && expert < a.experts) worth[j] += a.correction[expert];
+      }
+    }
     unsigned keys[EACH];
 #pragma unroll
-    for (int j = 0; j < EACH; ++j) {
-      const int expert = lane + 32 * j;
-      float worth = logits[j];
-      if (!by_logit) worth = score(logits[j], top, total);
-      if (corrected && expert < a.experts) worth += a.correction[expert];
-      keys[j] = expert < a.experts ? key_of(worth) : 0;
-    }
+    for (int j = 0; j < EACH; ++j) keys[j] = lane + 32 * j < a.experts ? key_of(worth[j]) : 0;
     if (a.groups > 1) keep_groups(keys);
     const int mine = take_best(keys, by_logit && a.groups == 1);
     float weight = 0.0f;

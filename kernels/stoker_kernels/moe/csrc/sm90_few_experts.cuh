@@ -68,7 +68,7 @@ struct FewExperts {
   const int pitch;
   // Of the shared memory behind the ring and its barriers.
   int4* const list;  // expert, first position, tokens
-  int* const order;
+  int* const order;      // of sorted pairs: of gate-up their rows of x
   int* const ids;        // of pairs, and what they weigh: of down, and where the choice is made here
   float* const weights;
   float* const x_scale;
@@ -111,15 +111,20 @@ struct FewExperts {
       if (begin < end) list[found + __popc(there & ((1u << lane) - 1))] = make_int4(expert, begin, end - begin, 0);
       found += __popc(there);
     }
-    deal(found);
+    deal(found, true);
   }
 
   // The same where the choice is made here, of up to 32 pairs, a lane each: experts in the order of their first pairs.
+  // A rehearsal leaves everything as it is but the ids of pairs, which nobody reads then.
   __device__ __forceinline__ void choose(bool real) const {
 #pragma unroll 1
     for (int token = 0; token < a.tokens; ++token) FewChoice(a, ids, weights).choose(token, real, !gated);
     __syncwarp();
     const int expert = lane < pairs ? ids[lane] : -1;
+    if (a.tokens == 1) {  // whose experts are all different ones, or none
+      if (expert >= 0 && real) list[lane] = make_int4(expert, lane, 1, 0), order[lane] = kept(lane);
+      return deal(__popc(__ballot_sync(0xFFFFFFFFu, expert >= 0)), real);
+    }
     const uint32_t same = __match_any_sync(0xFFFFFFFFu, expert), below = (1u << lane) - 1;
     const int leader = __ffs(same) - 1;
     const bool first = expert >= 0 && leader == lane;
@@ -132,17 +137,20 @@ struct FewExperts {
       if (lane >= step) end += before;
     }
     const int begin = __shfl_sync(0xFFFFFFFFu, end - own, leader);
-    if (first) list[__popc(firsts & below)] = make_int4(expert, begin, own, 0);
-    if (expert >= 0) order[begin + __popc(same & below)] = lane;
-    deal(__popc(firsts));
+    if (first && real) list[__popc(firsts & below)] = make_int4(expert, begin, own, 0);
+    if (expert >= 0 && real) order[begin + __popc(same & below)] = kept(lane);
+    deal(__popc(firsts), real);
   }
 
+  // What is kept of a pair: of gate-up its row of x.
+  __device__ __forceinline__ int kept(int pair) const { return gated ? pair / a.top_k : pair; }
+
   // What this CTA takes of so many experts.
-  __device__ __forceinline__ void deal(int found) const {
+  __device__ __forceinline__ void deal(int found, bool real) const {
     const unsigned all = gated ? found * a.row_tiles : a.row_tiles;
     const unsigned first = blockIdx.x * all / gridDim.x, last = (blockIdx.x + 1) * all / gridDim.x;
     const unsigned expert = gated ? first / a.row_tiles : 0;
-    if (lane == 0) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
+    if (lane == 0 && real) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
     __syncwarp();
   }
 
@@ -201,7 +209,7 @@ struct FewExperts {
   // ---- products ----------------------------------------------------------------------------------------------------
 
   // The row of x of an expert's n-th token.
-  __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
+  __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] : position; }
 
   // Where the sums of 16 rows lie: of a token of the job's expert, or of a pair.
   __device__ __forceinline__ float* sums_of(const Place& at, int n, int position) const {
@@ -320,24 +328,23 @@ struct FewExperts {
       mbarrier_init_fence();
     }
     if (!gated) {
-      read_plan(policy);
-    } else if (a.logits != nullptr) {
-      if (warp == 0) choose(false);
-    } else if (threadIdx.x == 0) {
-      pretend();
+      read_plan(policy, true);
+    } else {
+      if (threadIdx.x == 0) pretend();
+      __syncthreads();
     }
 #pragma unroll 1
     for (int real = 0; real < 2; ++real) {
       if (real) {
         grid_dependency_wait();
-        if (gated) {
-          launch_dependents();
-          read_plan(policy);
-        }
+        if (gated) launch_dependents();
       }
+      // In one place, so that the rehearsal brings in the code that is used; of gate-up warp 0 rehearses this while the
+      // others go on to the products.
+      if (gated) read_plan(policy, real);
       __syncwarp();
       FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
-      __syncthreads();
+      if (!gated || real) __syncthreads();
       if (gated && a.whole) {
         go_alone(policy, real);
         continue;
@@ -365,19 +372,19 @@ struct FewExperts {
     order[0] = 0;
   }
 
-  __device__ __forceinline__ void read_plan(uint64_t policy) const {
+  __device__ __forceinline__ void read_plan(uint64_t policy, bool real) const {
     if (warp == 0) {
       __syncwarp();
       if (a.logits != nullptr) {
-        choose(true);
-      } else {
+        choose(real);
+      } else if (real) {
         share_out();
       }
-      if (lane == 0) fill(policy);
-    } else if (warp == 1 && a.logits == nullptr) {
+      if (lane == 0 && real) fill(policy);
+    } else if (warp == 1 && a.logits == nullptr && real) {
 #pragma unroll 1
       for (int i = lane; i < pairs; i += 32) {
-        order[i] = load_int(a.order + i);
+        order[i] = kept(load_int(a.order + i));
         if (!gated) {
           ids[i] = load_int(a.ids + i);
           weights[i] = __uint_as_float(load_int(reinterpret_cast<const int*>(a.weights) + i));
@@ -387,12 +394,12 @@ struct FewExperts {
   }
 
   // Of gate-up, job by job a warp: all columns of eight rows of gate and of up, whose sums are those of a lane's tokens.
-  // In a rehearsal one stage.
+  // In a rehearsal one stage, the same for all.
   __device__ __forceinline__ void go_alone(uint64_t policy, bool real) const {
     const int4 mine = *work;
     const int jobs = mine.x == 0 ? 0 : real ? mine.w : min(mine.w, 1);
     Place at{mine.y, mine.z, 0};
-    at.skip(warp, a.row_tiles);
+    if (real) at.skip(warp, a.row_tiles);
     Place next = at;
     next.step(a.chunks, a.row_tiles);
     next.step(a.chunks, a.row_tiles);
