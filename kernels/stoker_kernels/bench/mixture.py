@@ -2,7 +2,7 @@
 
 The chain norm → qkv → output → norm → router → choice → experts over several layers with weights of their own, in one
 CUDA graph with programmatic dependent launch (attention apart), by each of WAYS: "triton" and "own" are implementations
-of `experts` behind the router's kernel, "folded" has the own ones choose, too, and "whole" has a warp of gate-up take
+of `experts` behind the router's kernel, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take
 all columns of its rows, besides. Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
 What counts is the layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and
 code that the experts' weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice:
@@ -56,10 +56,10 @@ class Way:
 
 
 WAYS = {
-    "triton": Way("apart", "triton"),
-    "own": Way("apart", "own"),
-    "folded": Way("folded", "own"),
-    "whole": Way("folded", "own", range(1, 9)),
+    "triton": Way("split", "triton"),
+    "own": Way("split", "own"),
+    "fused": Way("fused", "own"),
+    "whole": Way("fused", "own", range(1, 9)),
 }
 HEADS = {"qwen3-30b-a3b": (4096, 512), "gpt-oss-20b": (4096, 512), "mixtral": (4096, 1024)}
 """Width of all queries and of all keys of a layer."""

@@ -1,6 +1,6 @@
 """Mixtures of experts: choosing each token's experts (`route`), running them (`experts`), or both (`mixture`).
 
-`triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's; `folded.py` has the Hopper kernels choose by
+`triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's; `fused.py` has the Hopper kernels choose by
 themselves for the fewest tokens. `choose.py` has the fewest tokens multiplied by
 `sm90_few.py` on Hopper, else by `triton_experts.py`, with `triton_fp4.py` and `triton_int4.py` what `mxfp4_layout.py`,
 `nvfp4_layout.py` and `int4_layout.py` lay out; `tiles.py` holds sizes by rule, `variants.py` what is compiled ahead,

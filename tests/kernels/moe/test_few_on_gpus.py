@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from tests.kernels.moe.test_sm90_few_choice import KINDS_OF_LOGITS, WAYS, drawn
 
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
-from stoker_kernels.moe import ExpertWeights, Routing, quantize_experts, reference, sm90_few, triton_route
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, quantize_experts, reference, sm90_few, triton_route
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
@@ -28,19 +29,30 @@ def chained(device: torch.device) -> Iterator[None]:
     pdl.enable_pdl(False)
 
 
+@functools.lru_cache(maxsize=1)
+def dense_of(experts: int, ffn: int, hidden: int, device: torch.device) -> ExpertWeights:
+    """Drawn once for all tests of a shape: it takes seconds."""
+    return random_experts(experts, ffn, hidden, torch.bfloat16, device, bias=True, seed=experts)
+
+
+@functools.lru_cache(maxsize=3)
+def weights_of(experts: int, ffn: int, hidden: int, kind: ExpertKind, device: torch.device) -> ExpertWeights:
+    """The same in this kind."""
+    return quantize_experts(dense_of(experts, ffn, hidden, device), kind)
+
+
 @pytest.mark.usefixtures("chained")
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: str, whole: bool, device: torch.device,
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: ExpertKind, whole: bool, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Forty launches that overlap, with equal bits: a stage that is read too early would show."""
     monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
-    dense = random_experts(experts, ffn, hidden, torch.bfloat16, device, bias=True, seed=tokens)
-    weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
+    dense, weights = dense_of(experts, ffn, hidden, device), weights_of(experts, ffn, hidden, kind, device)
     x = torch.randn(tokens, hidden, device=device).bfloat16()
     logits = torch.randn(tokens, experts, device=device)
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
@@ -95,11 +107,10 @@ def test_they_choose_as_the_reference(
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_that_chooses_has_the_bits_of_its_steps(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: str, device: torch.device
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: ExpertKind, device: torch.device
 ) -> None:
     """Norm, router, experts, thirty times in a graph, and one by one: logits that are read too early would show."""
-    dense = random_experts(experts, ffn, hidden, torch.bfloat16, device, seed=tokens)
-    weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
+    weights = weights_of(experts, ffn, hidden, kind, device)
     routers = [LinearWeight(torch.randn(experts, hidden, device=device).bfloat16() / hidden**0.5) for _ in range(30)]
     x, ones = torch.randn(tokens, hidden, device=device).bfloat16(), torch.ones(hidden, device=device).bfloat16()
     routing, slots = Routing(top_k, renormalize=True), torch.arange(tokens, device=device)

@@ -17,7 +17,7 @@ from stoker_kernels.moe import (
     Routing,
     choose,
     experts,
-    folded,
+    fused,
     mixture,
     op,
     route,
@@ -60,7 +60,7 @@ def test_it_is_what_the_chosen_experts_give() -> None:
 
 
 @pytest.mark.usefixtures("pins")
-def test_few_tokens_are_folded_unless_somebody_wants_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_are_fused_unless_somebody_wants_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels are stand-ins; the operands go to them as they came."""
     seen: list[dict[str, Any]] = []
 
@@ -74,12 +74,12 @@ def test_few_tokens_are_folded_unless_somebody_wants_otherwise(monkeypatch: pyte
     monkeypatch.setattr(sm90_few, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     on_gpu = {"route": triton_route.route, "experts": choose.experts}
-    monkeypatch.setattr(folded, "select", lambda name, *_: on_gpu[name])
+    monkeypatch.setattr(fused, "select", lambda name, *_: on_gpu[name])
     routing, bias = Routing(2, "sigmoid"), torch.rand(9)
     for tokens, expected in ((1, True), (2, True), (3, False)):
         x, logits, weights = of_size(tokens, 9, 24, 40, tokens)
         counts, out = torch.empty(9, dtype=torch.int32), torch.empty_like(x)
-        got = folded.folded(x, logits, routing, weights, bias=bias, counts=counts, limit=0.5, out=out)
+        got = fused.fused(x, logits, routing, weights, bias=bias, counts=counts, limit=0.5, out=out)
         assert got is out
         assert bool((got == 2.0).all()) == expected
         assert len(seen) == expected
@@ -90,10 +90,10 @@ def test_few_tokens_are_folded_unless_somebody_wants_otherwise(monkeypatch: pyte
     x, logits, weights = of_size(1, 9, 24, 40, 8)
     for name, usual in list(on_gpu.items()):
         on_gpu[name] = getattr(op, name)  # another one, as if pinned
-        assert not (folded.folded(x, logits, routing, weights, bias=bias) == 2.0).all()
+        assert not (fused.fused(x, logits, routing, weights, bias=bias) == 2.0).all()
         assert not seen
         on_gpu[name] = usual
-    pin("mixture", "apart")
+    pin("mixture", "split")
     assert not (mixture(x, logits, routing, weights, bias=bias) == 2.0).all()
 
 

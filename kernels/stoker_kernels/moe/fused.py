@@ -16,7 +16,7 @@ from stoker_kernels.moe import choose, op, sm90_few
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing
 
 
-def apart(
+def split(
     x: Tensor,
     logits: Tensor,
     routing: Routing,
@@ -38,7 +38,7 @@ def apart(
     )
 
 
-def folded(
+def fused(
     x: Tensor,
     logits: Tensor,
     routing: Routing,
@@ -53,12 +53,12 @@ def folded(
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The experts' kernels choose, too, where they take the operands; else as `apart`."""
+    """The experts' kernels choose, too, where they take the operands; else as `split`."""
     reason = sm90_few.mixture_refusal(
         x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
     )
     if reason is not None or not choose.few(x, weights) or not _as_usual(x, logits, weights):
-        return apart(
+        return split(
             x, logits, routing, weights, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
             limit=limit, shared=shared, shared_gate=shared_gate, out=out,
         )  # fmt: skip
@@ -70,7 +70,7 @@ def folded(
 
 
 def _as_usual(x: Tensor, logits: Tensor, weights: ExpertWeights) -> bool:
-    """Whether `apart` would run this package's router and Hopper kernels."""
+    """Whether `split` would run this package's router and Hopper kernels."""
     from stoker_kernels.moe import triton_route
 
     usual = select("route", logits.device, logits.dtype) is triton_route.route
