@@ -1,10 +1,13 @@
 """Times the layers of a mixture as a step has them: `python -m stoker_kernels.bench.mixture [--json FILE]`.
 
 The chain norm → qkv → output → norm → router → choice → experts over several layers with weights of their own, in one
-CUDA graph with programmatic dependent launch (attention apart), by each implementation of `experts`. What counts is the
-layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and code that the
-experts' weights have pushed out of the L2 costs more. One of the rows has no experts: what the rest of a layer takes.
-Invariants: implementations take turns on the same weights and tokens.
+CUDA graph with programmatic dependent launch (attention apart), by each of WAYS: "triton" and "own" are implementations
+of `experts` behind the router's kernel, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take
+all columns of its rows, besides. Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
+What counts is the layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and
+code that the experts' weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice:
+what the rest of a layer takes.
+Invariants: all ways take turns on the same weights and tokens.
 Does not know: attention, and whether results are right (`moe.bench` checks them).
 """
 
@@ -14,9 +17,11 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -24,12 +29,38 @@ from torch import Tensor
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
 from stoker_kernels.launch.dispatch import pin, unpin
-from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, experts, quantize_experts, route
+from stoker_kernels.moe import (
+    ExpertKind,
+    ExpertWeights,
+    Routing,
+    choose,
+    mixture,
+    quantize_experts,
+    route,
+    sm90_few,
+)
 from stoker_kernels.moe.bench import LAYERS, random_experts
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
 EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Pinned ops, and for which tokens gate-up of the own kernels goes by whole rows."""
+
+    mixture: str
+    experts: str
+    whole: range = range(0)
+
+
+WAYS = {
+    "triton": Way("split", "triton"),
+    "own": Way("split", "own"),
+    "fused": Way("fused", "own"),
+    "whole": Way("fused", "own", range(1, 9)),
+}
 HEADS = {"qwen3-30b-a3b": (4096, 512), "gpt-oss-20b": (4096, 512), "mixtral": (4096, 1024)}
 """Width of all queries and of all keys of a layer."""
 
@@ -65,8 +96,12 @@ def step(layers: list[Layer], shape: str, hidden: Tensor, residual: Tensor, *, w
         normed = add_rms_norm(hidden, residual, ones, EPS)
         hidden = linear(linear(normed, layer.qkv)[:, :queries].contiguous(), layer.output)
         normed = add_rms_norm(hidden, residual, ones, EPS)
-        routes = route(linear(normed, layer.router), routing)
-        hidden = experts(normed, routes, layer.experts) if with_experts else normed
+        logits = linear(normed, layer.router)
+        if with_experts:
+            hidden = mixture(normed, logits, routing, layer.experts)
+        else:
+            route(logits, routing)
+            hidden = normed
     return hidden
 
 
@@ -89,15 +124,29 @@ def timed(run: Callable[[], object], replays: int = 24) -> float:
 
 
 def measure(layers: list[Layer], shape: str, tokens: int, ways: list[str]) -> dict[str, float]:
-    """µs of a layer for so many tokens, by implementation; "none": without experts."""
+    """µs of a layer for so many tokens, by way; "none": without experts."""
     device = layers[0].router.data.device
     x, residual = (torch.randn(tokens, LAYERS[shape][3], device=device).bfloat16() for _ in range(2))
     found = {"none": timed(lambda: step(layers, shape, x, residual, with_experts=False)) / len(layers)}
     for way in ways:
-        pin("experts", way)
-        found[way] = timed(lambda: step(layers, shape, x, residual)) / len(layers)
-        unpin("experts")
+        with going(WAYS[way]):
+            found[way] = timed(lambda: step(layers, shape, x, residual)) / len(layers)
     return found
+
+
+@contextmanager
+def going(way: Way) -> Iterator[None]:
+    """Have mixtures run in this way, the own kernels for all tokens that they take."""
+    few, whole = choose.FEW_TOKENS, sm90_few.WHOLE_ROWS
+    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = dict.fromkeys(get_args(ExpertKind), sm90_few.MOST_TOKENS), way.whole
+    pin("mixture", way.mixture)
+    pin("experts", way.experts)
+    try:
+        yield
+    finally:
+        choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = few, whole
+        unpin("mixture")
+        unpin("experts")
 
 
 def main() -> int:
@@ -107,9 +156,12 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=12, help="in the chain (default: %(default)s)")
     parser.add_argument("--kinds", default="dense,fp8_block", help="of experts (default: %(default)s)")
     parser.add_argument("--tokens", default="1,2,4,8,16", help="numbers of tokens (default: %(default)s)")
-    parser.add_argument("--ways", default="triton,own", help="implementations of experts (default: %(default)s)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of WAYS (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
+    unknown = set(options.ways.split(",")) - set(WAYS)
+    if unknown:
+        parser.error(f"--ways: {', '.join(sorted(unknown))}: there are {', '.join(WAYS)}")
     pdl.enable_pdl(True)
     device, rows = torch.device("cuda", torch.cuda.current_device()), []
     for kind in options.kinds.split(","):

@@ -15,6 +15,11 @@ from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
 FEW_TOKENS = {"dense": 2}  # up to which the Hopper kernels are faster; one token of other kinds
 
 
+def few(x: Tensor, weights: ExpertWeights) -> bool:
+    """Whether the Hopper kernels are faster for so many tokens."""
+    return 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1)
+
+
 def experts(
     x: Tensor,
     routes: Routes,
@@ -30,7 +35,7 @@ def experts(
     from stoker_kernels.moe import triton_experts
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1) and sm90_few.refusal(x, routes, weights, shared) is None:
+    if few(x, weights) and sm90_few.refusal(x, routes, weights, shared) is None:
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
         )

@@ -1,4 +1,5 @@
-"""Mixtures of experts: `route` chooses each token's experts, `experts` runs them and adds up what they give.
+"""Mixtures of experts: `route` chooses each token's experts, `experts` runs them and adds up what they give; `mixture`
+does both.
 
 Invariants: a token's result depends on its own row and on how many tokens and experts there are, never on what the
 other rows hold; sums have a fixed order and no atomics. Launch sizes follow from shapes alone and nothing waits for the
@@ -35,6 +36,8 @@ for _name, _path, _supports in (
 register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
+register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(torch.bfloat16, FP8, min_sm=90))
+register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)
 
 
 def _rows_support(target: Target) -> str | None:
@@ -63,12 +66,7 @@ def route(
     slot is negative is padding and gets no expert. counts: [E] int32, set to the tokens that each expert gets.
     Raises ValueError for shapes that do not fit.
     """
-    if logits.dim() != 2:
-        raise ValueError(f"logits are {tuple(logits.shape)}, not [T, E]")
-    routing.check(logits.shape[1])
-    for name, other, length in (("bias", bias, 1), ("slot_mapping", slot_mapping, 0), ("counts", counts, 1)):
-        if other is not None and other.shape != logits.shape[length : length + 1]:
-            raise ValueError(f"{name} is {tuple(other.shape)}, the logits are {tuple(logits.shape)}")
+    _check_choice(logits, routing, bias, slot_mapping, counts)
     found: Routes = select("route", logits.device, logits.dtype)(
         logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts
     )
@@ -102,15 +100,60 @@ def experts(
     A token without experts gets what is shared, or zeros. Experts without a gate give down(relu(up)²), "relu2". Raises
     ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weights' dtype.
     """
-    if weights.gated == (activation == "relu2"):
-        raise ValueError(f"experts {'with' if weights.gated else 'without'} a gate have no activation {activation!r}")
-    if x.dim() != 2 or x.shape[1] != weights.hidden or routes.ids.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"x is {tuple(x.shape)}, choices {tuple(routes.ids.shape)}, down [E, H, F] = {tuple(weights.down.shape)}"
-        )
-    if shared is not None and shared.shape != x.shape:
-        raise ValueError(f"shared is {tuple(shared.shape)}, x is {tuple(x.shape)}")
+    _check_experts(x, routes.ids, weights, activation, shared)
     y: Tensor = select("experts", x.device, weights.down.dtype)(
         x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=out
     )
     return y
+
+
+def mixture(
+    x: Tensor,
+    logits: Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    *,
+    bias: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    counts: Tensor | None = None,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`experts` with what `route` chooses from logits [T, E]: [T, H]. Arguments and errors are theirs."""
+    _check_choice(logits, routing, bias, slot_mapping, counts)
+    _check_experts(x, logits, weights, activation, shared)
+    if logits.shape[1] != weights.experts:
+        raise ValueError(f"logits are {tuple(logits.shape)}, of {weights.experts} experts")
+    y: Tensor = select("mixture", x.device, weights.down.dtype)(
+        x, logits, routing, weights, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
+        limit=limit, shared=shared, shared_gate=shared_gate, out=out,
+    )  # fmt: skip
+    return y
+
+
+def _check_choice(
+    logits: Tensor, routing: Routing, bias: Tensor | None, slot_mapping: Tensor | None, counts: Tensor | None
+) -> None:
+    if logits.dim() != 2:
+        raise ValueError(f"logits are {tuple(logits.shape)}, not [T, E]")
+    routing.check(logits.shape[1])
+    for name, other, length in (("bias", bias, 1), ("slot_mapping", slot_mapping, 0), ("counts", counts, 1)):
+        if other is not None and other.shape != logits.shape[length : length + 1]:
+            raise ValueError(f"{name} is {tuple(other.shape)}, the logits are {tuple(logits.shape)}")
+
+
+def _check_experts(
+    x: Tensor, choices: Tensor, weights: ExpertWeights, activation: ExpertActivation, shared: Tensor | None
+) -> None:
+    """`choices`: [T, …]."""
+    if weights.gated == (activation == "relu2"):
+        raise ValueError(f"experts {'with' if weights.gated else 'without'} a gate have no activation {activation!r}")
+    if x.dim() != 2 or x.shape[1] != weights.hidden or choices.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"x is {tuple(x.shape)}, choices {tuple(choices.shape)}, down [E, H, F] = {tuple(weights.down.shape)}"
+        )
+    if shared is not None and shared.shape != x.shape:
+        raise ValueError(f"shared is {tuple(shared.shape)}, x is {tuple(x.shape)}")

@@ -11,6 +11,24 @@ inline void __syncwarp() { emulator::aligned(); }
 inline void __threadfence() {}
 template <typename T> T __shfl_sync(unsigned, T x, int from) { return emulator::gather(x, 32)[from & 31]; }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return emulator::gather(x, 32)[emulator::lane() ^ mask]; }
+template <typename T> T __shfl_up_sync(unsigned, T x, int by) {
+  const int from = emulator::lane() - by;
+  return emulator::gather(x, 32)[from < 0 ? emulator::lane() : from];
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+  const auto all = emulator::gather(x, 32);
+  return *std::max_element(all.begin(), all.end());
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+  const auto all = emulator::gather(x, 32);
+  return *std::min_element(all.begin(), all.end());
+}
+inline unsigned __match_any_sync(unsigned, int x) {
+  unsigned same = 0;
+  const auto all = emulator::gather(x, 32);
+  for (int i = 0; i < 32; ++i) same |= static_cast<unsigned>(all[i] == x) << i;
+  return same;
+}
 inline int atomicAdd(int* p, int value) {
   const int old = *p;
   *p += value;

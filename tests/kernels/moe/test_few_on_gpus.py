@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from tests.kernels.moe.oracle import random_experts
+from tests.kernels.moe.test_sm90_few_choice import KINDS_OF_LOGITS, WAYS, drawn
 
+from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
-from stoker_kernels.moe import ExpertWeights, Routing, quantize_experts, reference, sm90_few, triton_route
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, quantize_experts, reference, sm90_few, triton_route
+from stoker_kernels.norm import add_rms_norm
+from stoker_kernels.quant import LinearWeight
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(128, 8, 768, 2048), (32, 4, 2880, 2880), (23, 3, 416, 1120)]
@@ -24,16 +29,30 @@ def chained(device: torch.device) -> Iterator[None]:
     pdl.enable_pdl(False)
 
 
+@functools.lru_cache(maxsize=1)
+def dense_of(experts: int, ffn: int, hidden: int, device: torch.device) -> ExpertWeights:
+    """Drawn once for all tests of a shape: it takes seconds."""
+    return random_experts(experts, ffn, hidden, torch.bfloat16, device, bias=True, seed=experts)
+
+
+@functools.lru_cache(maxsize=3)
+def weights_of(experts: int, ffn: int, hidden: int, kind: ExpertKind, device: torch.device) -> ExpertWeights:
+    """The same in this kind."""
+    return quantize_experts(dense_of(experts, ffn, hidden, device), kind)
+
+
 @pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: str, device: torch.device
-) -> None:
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: ExpertKind, whole: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Forty launches that overlap, with equal bits: a stage that is read too early would show."""
-    dense = random_experts(experts, ffn, hidden, torch.bfloat16, device, bias=True, seed=tokens)
-    weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
+    monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
+    dense, weights = dense_of(experts, ffn, hidden, device), weights_of(experts, ffn, hidden, kind, device)
     x = torch.randn(tokens, hidden, device=device).bfloat16()
     logits = torch.randn(tokens, experts, device=device)
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
@@ -58,3 +77,68 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     expected = reference.experts(x.float(), routes, exact, activation="clamped", limit=7.0)
     bound = 8e-3 if kind == "dense" else 3e-2
     assert ((outs[0].float() - expected).norm() / expected.norm()).item() < bound
+
+
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("way", KINDS_OF_LOGITS)
+@pytest.mark.parametrize(("routing", "experts", "with_bias"), WAYS)
+def test_they_choose_as_the_reference(
+    routing: Routing, experts: int, with_bias: bool, way: str, device: torch.device
+) -> None:
+    """And give what these give. `counts` names the experts."""
+    for seed in range(8):
+        generator, tokens = torch.Generator().manual_seed(seed), 1 + seed % min(4, 32 // routing.top_k)
+        logits = drawn(way, tokens, experts, generator).to(device)
+        bias = (torch.randint(-8, 8, (experts,), generator=generator) / 8).to(device) if with_bias else None
+        weights = random_experts(experts, 64, 160, torch.bfloat16, device, seed=seed)
+        x = torch.randn(tokens, 160, generator=generator).bfloat16().to(device)
+        routes = reference.route(logits, routing, bias=bias)
+        counts, out = torch.full((experts,), -7, dtype=torch.int32, device=device), torch.empty_like(x)
+        assert sm90_few.mixture_refusal(x, logits, routing, weights, None) is None
+        sm90_few.mixture(x, logits, routing, weights, out, bias=bias, counts=counts)
+        assert torch.equal(counts, torch.bincount(routes.ids.flatten(), minlength=experts).int())
+        exact = ExpertWeights(weights.gate_up.float(), weights.down.float())
+        expected = reference.experts(x.float(), routes, exact)
+        assert ((out.float() - expected).norm() / expected.norm()).item() < 8e-3
+
+
+@pytest.mark.usefixtures("chained")
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+@pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
+def test_a_chain_that_chooses_has_the_bits_of_its_steps(
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, kind: ExpertKind, device: torch.device
+) -> None:
+    """Norm, router, experts, thirty times in a graph, and one by one: logits that are read too early would show."""
+    weights = weights_of(experts, ffn, hidden, kind, device)
+    routers = [LinearWeight(torch.randn(experts, hidden, device=device).bfloat16() / hidden**0.5) for _ in range(30)]
+    x, ones = torch.randn(tokens, hidden, device=device).bfloat16(), torch.ones(hidden, device=device).bfloat16()
+    routing, slots = Routing(top_k, renormalize=True), torch.arange(tokens, device=device)
+
+    def chain(residual: torch.Tensor, wait: Callable[[], None]) -> list[torch.Tensor]:
+        found, out = [], x
+        for router in routers:
+            normed = add_rms_norm(out, residual, ones, 1e-6)
+            wait()
+            logits, out = linear(normed, router), torch.empty_like(x)
+            wait()
+            counts = torch.full((experts,), -7, dtype=torch.int32, device=device)
+            assert sm90_few.mixture_refusal(normed, logits, routing, weights, None) is None
+            sm90_few.mixture(normed, logits, routing, weights, out, slot_mapping=slots, counts=counts)
+            wait()
+            found += [out, counts]
+        return found
+
+    pdl.enable_pdl(False)
+    expected = chain(x.clone(), torch.cuda.synchronize)
+    pdl.enable_pdl(True)
+    chain(x.clone(), torch.cuda.synchronize)  # loads what a graph cannot
+    residual, stream, graph = x.clone(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        got = chain(residual, lambda: None)
+    for _ in range(3):
+        residual.copy_(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+    assert all(int(counts.sum()) == tokens * top_k for counts in expected[1::2])

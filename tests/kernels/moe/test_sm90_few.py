@@ -9,46 +9,22 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.moe.few_machine import KINDS, Machine, compiled_kernels
 from tests.kernels.moe.oracle import mixed, random_experts
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
 
-KINDS = ["dense", "fp8_channel", "fp8_block"]
-SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_products.cuh", "few_rows.cuh")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiled = compile_emulated(SOURCES, "few_experts.cpp", tmp_path_factory.mktemp("emulator"))
-    assert compiled.arguments_size() == ctypes.sizeof(sm90_few.FewArguments)
-    return compiled
-
-
-class Machine:
-    """A device of `sms` SMs, whose warps, CTAs and copies run at speeds by `seed`."""
-
-    def __init__(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, sms: int, seed: int) -> None:
-        self.library, self.seed = library, seed
-        monkeypatch.setattr(cuda, "_encoded", tensor_map)
-        monkeypatch.setattr(cuda, "kernel", self.kernel)
-        monkeypatch.setattr(cuda, "launch", self.launch)
-        monkeypatch.setattr(sm90_few, "sm_count", lambda _: sms)
-        sm90_few._map.cache_clear()  # by address
-
-    def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        kind, gated = next(kind for kind in KINDS if name.endswith(kind)), "gate_up" in name
-        return cuda.Kernel(name, (KINDS.index(kind), int(gated)), shared_bytes, threads)
-
-    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool) -> None:
-        self.library.few_experts(*kernel.handle, grid, self.seed, *(ctypes.byref(each) for each in arguments))
+    return compiled_kernels(tmp_path_factory.mktemp("emulator"))
 
 
 def plan_of(ids: Tensor, spare: random.Random) -> Plan:
@@ -79,6 +55,7 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "ffn", "hidden", "sms", "idle"),
     [
@@ -87,14 +64,18 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> 
         (4, 2, 3, 144, 208, 3, 0.25),
         (7, 3, 5, 24, 528, 4, 0.2),
         (13, 1, 2, 96, 176, 3, 0.0),
+        (8, 2, 2, 56, 432, 1, 0.1),
         (3, 2, 4, 16, 2064, 2, 0.5),
         (2, 3, 8, 1040, 48, 1, 0.0),
     ],
 )
 def test_experts_give_the_weighted_sum(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int, top_k: int, experts: int, ffn: int,
-    hidden: int, sms: int, idle: float,
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, whole: bool, tokens: int, top_k: int,
+    experts: int, ffn: int, hidden: int, sms: int, idle: float,
 ) -> None:  # fmt: skip
+    if whole and tokens > 8:
+        pytest.skip("a product has eight tokens")
+    monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
     seed = random.randrange(1 << 20)
     print(f"seed {seed}")
     unit = 8 if kind == "dense" else 16
@@ -116,7 +97,13 @@ def test_experts_give_the_weighted_sum(
         torch.testing.assert_close(out.double(), expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))
         return
     expected = reference.experts(
-        x, routes, weights, activation=way, limit=0.8, shared=shared, shared_gate=gate  # type: ignore[arg-type]
+        x,
+        routes,
+        weights,
+        activation=way,
+        limit=0.8,
+        shared=shared,
+        shared_gate=gate,  # type: ignore[arg-type]
     )
     # A value on the edge between two e4m3 numbers may fall either way.
     assert ((out.float() - expected.float()).norm() / expected.float().norm()).item() < 0.01
@@ -138,8 +125,10 @@ def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkey
     assert torch.equal(outs[0], outs[1])
 
 
-def test_a_ring_goes_round_many_times(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_ring_goes_round_many_times(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     """One SM does everything."""
+    monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
     weights = quantize_experts(random_experts(4, 64, 1040, torch.bfloat16, CPU, seed=1), "fp8_channel")
     Machine(library, monkeypatch, 1, 9)
     x = torch.randn(2, 1040, generator=torch.Generator().manual_seed(2)).bfloat16()

@@ -52,6 +52,12 @@ __device__ __forceinline__ int load_int(const int* address) {
   return value;
 }
 
+__device__ __forceinline__ uint16_t load_half(const uint16_t* address) {
+  uint16_t value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ int4 load_int4(const int* address) {
   int4 v;
   asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"

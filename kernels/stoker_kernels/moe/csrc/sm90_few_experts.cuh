@@ -5,15 +5,20 @@
 // rows of gate beside the eight of up. A warp multiplies a stage by mma.sync, weights as A, the expert's tokens as B, and
 // leaves its sums in shared memory; once those of all columns are there they are added in the order of the columns. Down
 // takes the same rows of every chosen expert, so that a CTA adds up its rows of every token itself, choice by choice.
+// For more than a token gate-up has no sums to add: a warp takes all columns of its rows, and none waits for another. By
+// what its bytes take a job of eight warps is over in 1.4 µs of FP8, where a barrier of them all has cost a microsecond.
 // A stage is asked for again by the warp that has read it, and is that warp's next time, too: nobody waits for an empty one.
 //
 // Gate-up lets down start only after its own wait: what the router wrote is settled then, and down fills its ring with the
 // experts' rows while gate-up still runs. Both wait for the kernel before them ahead of reading rows of x.
+// Where nobody has chosen before them, each CTA of both chooses for itself from the router's logits: gate-up after its wait,
+// and down before it, since logits are settled like a plan. So the choice costs no kernel, and down needs none of gate-up's.
 // Both go through a rehearsal before that, on whatever shared memory holds and with nothing stored: the experts' weights
 // have pushed the kernel's code out of the caches, and it comes back while there is nothing else to do.
 #pragma once
 #include <cuda.h>
 
+#include "few_choice.cuh"
 #include "few_products.cuh"
 #include "few_rows.cuh"
 
@@ -38,6 +43,15 @@ struct FewPlace {
       }
     }
   }
+
+  // Of gate-up, where a warp takes whole rows, every so-many-th job.
+  __device__ __forceinline__ void skip(int jobs, int row_tiles) {
+    job += jobs, row_tile += jobs;
+    while (row_tile >= row_tiles) row_tile -= row_tiles, ++expert;
+  }
+  __device__ __forceinline__ void step(int chunks, int row_tiles) {
+    if (++chunk == chunks) chunk = 0, skip(FEW_WARPS, row_tiles);
+  }
 };
 
 template <FewKind kind, bool gated>
@@ -54,7 +68,9 @@ struct FewExperts {
   const int pitch;
   // Of the shared memory behind the ring and its barriers.
   int4* const list;  // expert, first position, tokens
-  int* const order;
+  int* const order;      // of sorted pairs: of gate-up their rows of x
+  int* const ids;        // of pairs, and what they weigh: of down, and where the choice is made here
+  float* const weights;
   float* const x_scale;
   unsigned char* const x;
   float* const parts;
@@ -70,7 +86,9 @@ struct FewExperts {
         pitch(a.chunks * Layout::COLUMNS * 2 + 16),
         list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
-        x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
+        ids(order + (pairs + 3) / 4 * 4),
+        weights(reinterpret_cast<float*>(ids + (pairs + 3) / 4 * 4)),
+        x_scale(weights + (pairs + 3) / 4 * 4),
         x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
         parts(reinterpret_cast<float*>(x + x_rows * pitch)),
         work(list - 1) {}
@@ -93,10 +111,46 @@ struct FewExperts {
       if (begin < end) list[found + __popc(there & ((1u << lane) - 1))] = make_int4(expert, begin, end - begin, 0);
       found += __popc(there);
     }
+    deal(found, true);
+  }
+
+  // The same where the choice is made here, of up to 32 pairs, a lane each: experts in the order of their first pairs.
+  // A rehearsal leaves everything as it is but the ids of pairs, which nobody reads then.
+  __device__ __forceinline__ void choose(bool real) const {
+#pragma unroll 1
+    for (int token = 0; token < a.tokens; ++token) FewChoice(a, ids, weights).choose(token, real, !gated);
+    __syncwarp();
+    const int expert = lane < pairs ? ids[lane] : -1;
+    if (a.tokens == 1) {  // whose experts are all different ones, or none
+      if (expert >= 0 && real) list[lane] = make_int4(expert, lane, 1, 0), order[lane] = kept(lane);
+      return deal(__popc(__ballot_sync(0xFFFFFFFFu, expert >= 0)), real);
+    }
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, expert), below = (1u << lane) - 1;
+    const int leader = __ffs(same) - 1;
+    const bool first = expert >= 0 && leader == lane;
+    const uint32_t firsts = __ballot_sync(0xFFFFFFFFu, first);
+    const int own = first ? __popc(same) : 0;
+    int end = own;
+#pragma unroll 1
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(0xFFFFFFFFu, end, step);
+      if (lane >= step) end += before;
+    }
+    const int begin = __shfl_sync(0xFFFFFFFFu, end - own, leader);
+    if (first && real) list[__popc(firsts & below)] = make_int4(expert, begin, own, 0);
+    if (expert >= 0 && real) order[begin + __popc(same & below)] = kept(lane);
+    deal(__popc(firsts), real);
+  }
+
+  // What is kept of a pair: of gate-up its row of x.
+  __device__ __forceinline__ int kept(int pair) const { return gated ? pair / a.top_k : pair; }
+
+  // What this CTA takes of so many experts.
+  __device__ __forceinline__ void deal(int found, bool real) const {
     const unsigned all = gated ? found * a.row_tiles : a.row_tiles;
     const unsigned first = blockIdx.x * all / gridDim.x, last = (blockIdx.x + 1) * all / gridDim.x;
     const unsigned expert = gated ? first / a.row_tiles : 0;
-    if (lane == 0) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
+    if (lane == 0 && real) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
     __syncwarp();
   }
 
@@ -131,6 +185,7 @@ struct FewExperts {
   __device__ __forceinline__ void fill(uint64_t policy) const {
     const int4 mine = *work;
     Place at{mine.y, mine.z, 0};
+    if (gated && a.whole) return fill_whole(mine, policy);
 #pragma unroll 1
     for (int stage = 0; stage < FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
       ask_for(at, stage, policy);
@@ -138,10 +193,23 @@ struct FewExperts {
     }
   }
 
+  __device__ __forceinline__ void fill_whole(const int4& mine, uint64_t policy) const {
+#pragma unroll 1
+    for (int of = 0; of < FEW_WARPS && mine.x > 0; ++of) {
+      Place at{mine.y, mine.z, 0};
+      at.skip(of, a.row_tiles);
+#pragma unroll 1
+      for (int stage = of; stage < FEW_STAGES && at.job < mine.w; stage += FEW_WARPS) {
+        ask_for(at, stage, policy);
+        at.step(a.chunks, a.row_tiles);
+      }
+    }
+  }
+
   // ---- products ----------------------------------------------------------------------------------------------------
 
   // The row of x of an expert's n-th token.
-  __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
+  __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] : position; }
 
   // Where the sums of 16 rows lie: of a token of the job's expert, or of a pair.
   __device__ __forceinline__ float* sums_of(const Place& at, int n, int position) const {
@@ -199,6 +267,14 @@ struct FewExperts {
     return total;
   }
 
+  __device__ __forceinline__ float opened(float gate, float up) const {
+    if (a.clamped) {
+      gate = fminf(gate, a.limit);
+      up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
+    }
+    return up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
+  }
+
   // Of gate-up: a thread a token and row.
   __device__ __forceinline__ void activate(const Place& at, bool real) const {
     const int4 expert = list[at.expert];
@@ -209,12 +285,7 @@ struct FewExperts {
 #pragma unroll 2
     for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.tokens * FEW_PITCH) gate += sums[0], up += sums[8];
     const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
-    gate = settled(gate, stacked), up = settled(up, stacked + a.rows);
-    if (a.clamped) {
-      gate = fminf(gate, a.limit);
-      up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
-    }
-    const float result = up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
+    const float result = opened(settled(gate, stacked), settled(up, stacked + a.rows));
     if (real) a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
   }
 
@@ -224,13 +295,13 @@ struct FewExperts {
     const bool inside = within < a.tile_rows && row < a.rows;
 #pragma unroll 1
     for (int pair = threadIdx.x / FEW_ROWS; pair < pairs && inside; pair += FEW_THREADS / FEW_ROWS) {
-      const int expert = load_int(a.ids + pair);
+      const int expert = ids[pair];
       float* sums = parts + pair * a.chunks * FEW_PITCH + within;
       float total = 0.0f;
 #pragma unroll 2
       for (int chunk = 0; chunk < a.chunks; ++chunk) total += sums[chunk * FEW_PITCH];
       if (expert >= 0) total = settled(total, static_cast<int64_t>(expert) * a.rows + row);
-      sums[0] = expert < 0 ? 0.0f : a.weights[pair] * bf16_low(bf16_bits(total));
+      sums[0] = expert < 0 ? 0.0f : weights[pair] * bf16_low(bf16_bits(total));
     }
     __syncthreads();
     const int token = threadIdx.x / FEW_ROWS;
@@ -256,21 +327,41 @@ struct FewExperts {
       mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
-    if (gated && threadIdx.x == 0) pretend();
-    if (!gated) read_plan(policy);
+    if (!gated) {
+      read_plan(policy, true);
+    } else {
+      if (threadIdx.x == 0) pretend();
+      __syncthreads();
+    }
 #pragma unroll 1
     for (int real = 0; real < 2; ++real) {
       if (real) {
         grid_dependency_wait();
-        if (gated) {
-          launch_dependents();
-          read_plan(policy);
-        }
+        if (gated) launch_dependents();
       }
+      // In one place, so that the rehearsal brings in the code that is used; of gate-up warp 0 rehearses this while the
+      // others go on to the products.
+      if (gated) read_plan(policy, real);
       __syncwarp();
       FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
-      __syncthreads();
+      if (!gated || real) __syncthreads();
+      if (gated && a.whole) {
+        go_alone(policy, real);
+        continue;
+      }
+      if (!gated && real && a.counts != nullptr && blockIdx.x == 0) count();
       go_through(policy, real);
+    }
+  }
+
+  // The tokens of every expert, for who asks later.
+  __device__ __forceinline__ void count() const {
+#pragma unroll 1
+    for (int expert = threadIdx.x; expert < a.experts; expert += FEW_THREADS) {
+      int tokens = 0;
+#pragma unroll 1
+      for (int pair = 0; pair < pairs; ++pair) tokens += ids[pair] == expert;
+      a.counts[expert] = tokens;
     }
   }
 
@@ -281,15 +372,75 @@ struct FewExperts {
     order[0] = 0;
   }
 
-  __device__ __forceinline__ void read_plan(uint64_t policy) const {
+  __device__ __forceinline__ void read_plan(uint64_t policy, bool real) const {
     if (warp == 0) {
       __syncwarp();
-      share_out();
-      if (lane == 0) fill(policy);
-    } else if (warp == 1) {
+      if (a.logits != nullptr) {
+        choose(real);
+      } else if (real) {
+        share_out();
+      }
+      if (lane == 0 && real) fill(policy);
+    } else if (warp == 1 && a.logits == nullptr && real) {
 #pragma unroll 1
-      for (int i = lane; i < pairs; i += 32) order[i] = load_int(a.order + i);
+      for (int i = lane; i < pairs; i += 32) {
+        order[i] = kept(load_int(a.order + i));
+        if (!gated) {
+          ids[i] = load_int(a.ids + i);
+          weights[i] = __uint_as_float(load_int(reinterpret_cast<const int*>(a.weights) + i));
+        }
+      }
     }
+  }
+
+  // Of gate-up, job by job a warp: all columns of eight rows of gate and of up, whose sums are those of a lane's tokens.
+  // In a rehearsal one stage, the same for all.
+  __device__ __forceinline__ void go_alone(uint64_t policy, bool real) const {
+    const int4 mine = *work;
+    const int jobs = mine.x == 0 ? 0 : real ? mine.w : min(mine.w, 1);
+    Place at{mine.y, mine.z, 0};
+    if (real) at.skip(warp, a.row_tiles);
+    Place next = at;
+    next.step(a.chunks, a.row_tiles);
+    next.step(a.chunks, a.row_tiles);
+    int stage = warp;
+    uint32_t parity = 0;
+    const FewProducts<kind> products;
+#pragma unroll 1
+    while (at.job < jobs) {
+      const int4 expert = list[at.expert];
+      const int64_t gate = static_cast<int64_t>(expert.x) * 2 * a.rows + at.row_tile * 8 + q, up = gate + a.rows;
+      const unsigned char* row = q < expert.z ? x + row_of(expert.y + q) * pitch : nullptr;
+      const float gate_scale = kind == FewKind::CHANNEL ? a.scale[gate] : 1.0f;
+      const float up_scale = kind == FewKind::CHANNEL ? a.scale[up] : 1.0f;
+      const float gate_bias = a.bias == nullptr ? 0.0f : bf16_low(a.bias[gate]);
+      const float up_bias = a.bias == nullptr ? 0.0f : bf16_low(a.bias[up]);
+      float sums[4] = {};
+#pragma unroll 1
+      for (at.chunk = 0; at.chunk < a.chunks; ++at.chunk) {
+        float scales[2][2] = {};
+        if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
+        if (real) mbarrier_wait(full(stage), parity);
+        products.multiply(ring + stage * FEW_STAGE_BYTES, boxes(at), row, scales, sums);
+        __syncwarp();
+        if (!real) break;
+        if (lane == 0 && next.job < jobs) ask_for(next, stage, policy);
+        next.step(a.chunks, a.row_tiles);
+        if (row != nullptr) row += Layout::COLUMNS * 2;
+        stage += FEW_WARPS;
+        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int n = 2 * c + i, position = expert.y + n;
+        if (n >= expert.z) continue;
+        const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
+        const float result = opened(sums[i] * unit * gate_scale + gate_bias, sums[i + 2] * unit * up_scale + up_bias);
+        if (real) a.out[static_cast<int64_t>(position) * a.rows + at.row_tile * 8 + q] = bf16_bits(result);
+      }
+      at.skip(FEW_WARPS, a.row_tiles);
+    }
+    __syncthreads();
   }
 
   // In a rehearsal one stage a warp, of one job.

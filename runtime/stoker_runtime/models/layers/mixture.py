@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import linear
-from stoker_kernels.moe import Routing, Scoring, experts, keep_experts, route
+from stoker_kernels.moe import ExpertActivation, Routing, Scoring, experts, keep_experts, mixture, route
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
@@ -49,18 +49,16 @@ class Mixture:
     ) -> Tensor:
         """`[T, H]` → `[T, H]`; slots `[T]` int64 are below 0 for padding, `shared` is what the shared expert gave."""
         logits = linear(hidden, weights.router, bias=weights.router_bias)
-        chosen = route(
-            logits, self._routing, bias=weights.correction_bias, slot_mapping=slots, counts=self.counts[layer]
-        )
-        if self._held is not None:
-            chosen = keep_experts(chosen, self._held.start, len(self._held))
         gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
+        activation: ExpertActivation = "clamped" if self._limit else "silu" if weights.experts.gated else "relu2"
+        bias, counts = weights.correction_bias, self.counts[layer]
+        if self._held is None:
+            return mixture(
+                hidden, logits, self._routing, weights.experts, bias=bias, slot_mapping=slots, counts=counts,
+                activation=activation, limit=self._limit, shared=shared, shared_gate=gate,
+            )  # fmt: skip
+        chosen = route(logits, self._routing, bias=bias, slot_mapping=slots, counts=counts)
         return experts(
-            hidden,
-            chosen,
-            weights.experts,
-            activation="clamped" if self._limit else "silu" if weights.experts.gated else "relu2",
-            limit=self._limit,
-            shared=shared,
-            shared_gate=gate,
-        )
+            hidden, keep_experts(chosen, self._held.start, len(self._held)), weights.experts, activation=activation,
+            limit=self._limit, shared=shared, shared_gate=gate,
+        )  # fmt: skip
