@@ -25,7 +25,7 @@ from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
-WHOLE_ROWS = range(2, 9)  # tokens for which a warp of gate-up takes all columns of its rows; of eight at most
+WHOLE_ROWS = range(3, 9)  # tokens for which a warp of gate-up takes all columns of its rows; of eight at most
 MOST_EXPERTS, MOST_PAIRS = 256, 32  # that a warp chooses from, eight a lane, and sorts, one a lane
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
 _BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}

@@ -60,8 +60,8 @@ def test_it_is_what_the_chosen_experts_give() -> None:
 
 
 @pytest.mark.usefixtures("pins")
-def test_few_tokens_are_fused_unless_somebody_wants_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels are stand-ins; the operands go to them as they came."""
+def test_few_tokens_are_fused_for_who_asks_unless_they_ask_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are stand-ins; the operands go to them as they came. Without being asked nothing is fused."""
     seen: list[dict[str, Any]] = []
 
     def kernels(
