@@ -25,7 +25,7 @@ GGUF_LAYERS = "blk."
 SCORE_HEAD = "score.weight"
 """The head of a decoder that classifies, in transformers' words."""
 # Factors that the configuration was read from.
-GGUF_IGNORED = r"rope_freqs\.weight"
+GGUF_IGNORED = r"rope_(freqs|factors_(long|short))\.weight"
 
 
 class Vocabulary(StrEnum):
@@ -95,6 +95,8 @@ def _pieces(
         return tuple(_grouped(spec, parameter, entries, vocabulary))
     if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
         return tuple(_stacked(spec, parameter, entries, stored))
+    if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, entries)):
+        return tuple(_widening(spec, parameter, halves))
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
     # GGUF's converter has added it already.
     offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
@@ -169,6 +171,30 @@ def _stacked(
         )  # fmt: skip
 
 
+def widening_halves(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[TensorEntry, ...]:
+    """Of a GGUF file that holds what widens latents in two tensors, those: of keys `[heads, rank, key]`, turned, and of
+    values `[heads, value, rank]`. Else none.
+    """
+    if not parameter.endswith(".kv_b"):
+        return ()
+    names = (f"{GGUF_LAYERS}{parameter.split('.')[1]}.attn_{half}_b.weight" for half in "kv")
+    return tuple(entries[name] for name in names if name in entries)
+
+
+def _widening(spec: ModelSpec, parameter: Parameter, halves: tuple[TensorEntry, ...]) -> Iterator[Route]:
+    latent = spec.latent
+    assert latent is not None, "what is widened is latent"
+    rank, keys, values = latent.kv_lora_rank, latent.qk_nope_head_dim, latent.v_head_dim
+    shapes = ((spec.heads, rank, keys), (spec.heads, values, rank))
+    for half, shape in zip(halves, shapes, strict=True):
+        find_entry({half.name: half}, half.name, shape, spec.architecture)
+    for head in range(spec.heads):
+        start = head * (keys + values)
+        of_keys, of_values = (rows_of(half, head, (1, *half.shape[1:])) for half in halves)
+        yield Route(of_keys, parameter.name, start, (keys, rank), transposed=True)
+        yield Route(of_values, parameter.name, start + keys, (values, rank))
+
+
 def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
@@ -178,8 +204,15 @@ def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEnt
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
-    """GGUF's files hold all pieces by rows: their converter has brought them there."""
-    return Stored.ROWS if vocabulary is Vocabulary.GGUF else _names(spec, parameter).stored
+    """GGUF's files hold all pieces by rows: their converter has brought them there, and `gguf_entries` experts apart."""
+    names = _names(spec, parameter)
+    if vocabulary is Vocabulary.GGUF:
+        return Stored.BY_EXPERT if _is_by_expert(names.gguf) else Stored.ROWS
+    return names.stored
+
+
+def _is_by_expert(names: tuple[str, ...]) -> bool:
+    return any("{expert}" in name for name in names)
 
 
 def _names(spec: ModelSpec, parameter: str) -> Names:
@@ -200,7 +233,7 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
         return spoken
     prefix = ROWS[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
     layer = parameter.split(".")[1]
-    if names.stored is Stored.BY_EXPERT and spec.moe is not None:
+    if _is_by_expert(spoken) and spec.moe is not None:
         spoken = tuple(name.format(expert=expert) for expert in spec.moe.here for name in spoken)
     return tuple(f"{prefix}{layer}.{name}" for name in spoken)
 
@@ -215,7 +248,7 @@ def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int,
         return (parameter.shape[0],)
     if spec.latent is not None and parameter.name.endswith(".qkv"):
         return (spec.latent.queries(spec.heads), spec.latent.cached)
-    if pieces == 3 and parameter.role is not Role.EXPERTS:
+    if pieces == 3 and "experts_" not in parameter.name:
         return (spec.q_size, spec.kv_size, spec.kv_size)
     return (parameter.shape[0] // pieces,) * pieces
 
@@ -234,7 +267,8 @@ def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
         return True
     if spec.scores and name == SCORE_HEAD:
         return True
-    draft = re.match(re.escape(ROWS[spec.architecture].layers) + r"(\d+)\.", name)
+    layers = ROWS[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
+    draft = re.match(re.escape(layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:
         return True
     ignored = ROWS[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED
