@@ -1,4 +1,4 @@
-"""Brings apart what GGUF's converter puts together, by entries: the experts of a layer, and merged queries, keys, values.
+"""Brings apart what GGUF's converter puts together: the experts of a layer, and merged queries, keys and values.
 
 Invariants: torch-free and pure; no byte is read. What comes out has the names that the table of architectures speaks
 of, so that nothing after this knows how a file had it. What is already so stays as it is.
@@ -49,18 +49,18 @@ def _split_experts(spec: ModelSpec, prefix: str, names: tuple[str, ...], found: 
             found[fused] = entry
             continue
         for half, each in enumerate(HALVES):
-            for expert, whole in _experts(entry):
-                rows = whole.shape[0] // 2
+            for expert, both in _experts(entry):
+                rows = both.shape[0] // 2
                 name = fused.replace(f"{FUSED}.", f"{each}.{expert}.")
-                found[name] = replace(rows_of(whole, half * rows, (rows, *whole.shape[1:])), name=name)
+                found[name] = replace(rows_of(both, half * rows, (rows, *both.shape[1:])), name=name)
     for name in names:
         tensor, _, rest = name.removeprefix(f"{prefix}.").partition(".")
         stacked = f"{prefix}.{tensor}.{rest.partition('.')[2]}"
-        entry = found.get(stacked)
-        if entry is None or len(entry.shape) < 2 or entry.shape[0] != experts:
+        whole = found.get(stacked)
+        if whole is None or len(whole.shape) < 2 or whole.shape[0] != experts:
             continue
         del found[stacked]
-        for expert, one in _experts(entry):
+        for expert, one in _experts(whole):
             each = f"{prefix}.{tensor}.{expert}.{rest.partition('.')[2]}"
             found[each] = replace(one, name=each)
 

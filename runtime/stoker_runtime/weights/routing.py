@@ -204,7 +204,7 @@ def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEnt
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
-    """GGUF's files hold all pieces by rows: their converter has brought them there, and `gguf_entries` experts apart."""
+    """GGUF's converter has brought all pieces to rows, and `gguf_entries` experts apart."""
     names = _names(spec, parameter)
     if vocabulary is Vocabulary.GGUF:
         return Stored.BY_EXPERT if _is_by_expert(names.gguf) else Stored.ROWS

@@ -157,7 +157,7 @@ class Conversion:
             yield f"blk.{name.split('.')[2]}.ffn_{each}_{kind}.weight", half
 
     def _gpt_oss(self, name: str, tensor: Tensor) -> Pairs:
-        layer = f"blk.{name.split('.')[2]}"
+        layer = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
         if name.endswith("sinks"):
             yield f"{layer}.attn_sinks.weight", tensor
         elif ".experts." in name:
@@ -186,8 +186,9 @@ class Conversion:
             yield from self._plain(name, tensor)
         elif found[2] == "0":
             count = self.heads if ".q_" in name else self.kv_heads
-            yield self.called(f"{found[1]}.weight"), torch.stack(
-                [self.tensors[f"{found[1]}.norms.{head}.weight"] for head in range(count)]
+            yield (
+                self.called(f"{found[1]}.weight"),
+                torch.stack([self.tensors[f"{found[1]}.norms.{head}.weight"] for head in range(count)]),
             )
 
     def _added(self) -> Pairs:

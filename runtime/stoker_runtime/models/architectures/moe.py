@@ -294,8 +294,8 @@ MOE_ROWS: dict[str, Architecture] = {
         _granite_moe, _GRANITE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
     ),
     "Glm4MoeForCausalLM": _row(
-        _glm4, {**LAYER_NAMES, **DEEPSEEK_NAMES, "ffn_norm": POST_ATTENTION}, max_position_embeddings=131072, rms_norm_eps=1e-5,
-        first_k_dense_replace=1, n_shared_experts=1,
+        _glm4, {**LAYER_NAMES, **DEEPSEEK_NAMES, "ffn_norm": POST_ATTENTION}, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, first_k_dense_replace=1, n_shared_experts=1,
     ),
-    "GptOssForCausalLM": _row(_gpt_oss, _GPT_OSS_NAMES, **_GPT_OSS_DEFAULTS),
+    "GptOssForCausalLM": Architecture(_gpt_oss, _GPT_OSS_DEFAULTS, layer_names=_GPT_OSS_NAMES),
 }  # fmt: skip

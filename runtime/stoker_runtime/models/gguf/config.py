@@ -168,13 +168,16 @@ def _latent(header: GGUFHeader, architecture: str, config: Mapping[str, Any]) ->
         prefix = f"{architecture}.attention.{name}_length"
         return int(header.metadata.get(f"{prefix}_mla", header.metadata.get(prefix, otherwise)))
 
-    rotated = header.metadata.get(f"{architecture}.rope.dimension_count")
+    rotated, heads = header.metadata.get(f"{architecture}.rope.dimension_count"), config["num_attention_heads"]
     if rotated is None:
         raise ModelError(f"{header.path}: the metadata lacks {architecture}.rope.dimension_count.")
+    keys = length("key", int(config["head_dim"])) - rotated
+    widening = header.tensors.get("blk.0.attn_kv_b.weight")
+    values = length("value", config["hidden_size"] // heads) if widening is None else widening.shape[0] // heads - keys
     found: dict[str, Any] = {
         "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": length("key", int(config["head_dim"])) - rotated,
-        "v_head_dim": length("value", config["hidden_size"] // config["num_attention_heads"]),
+        "qk_nope_head_dim": keys,
+        "v_head_dim": values,
         "rope_scaling": {**config["rope_scaling"], "partial_rotary_factor": 1.0},
     }
     if architecture != "deepseek2":

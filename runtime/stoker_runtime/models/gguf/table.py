@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GGUFRow:
-    """`architecture` is the row of the table that reads it.
+    """`architecture` is the row of the table that reads it, if none of `variants`, which its files may turn out to be.
 
     `eps` is config.json's key of the norms' epsilon, which files call by their kind of norm (`layer_norm`). `own` is
     config.json's key → the GGUF key after "<architecture>."; `says`, what its files leave out.
@@ -24,6 +24,7 @@ class GGUFRow:
     layer_norm: bool = False
     own: Mapping[str, str] = field(default_factory=dict)
     says: Mapping[str, Any] = field(default_factory=dict)
+    variants: tuple[str, ...] = ()
 
 
 WINDOW = {"sliding_window": "attention.sliding_window"}
@@ -63,7 +64,7 @@ GPT2 = {
 
 GGUF_ROWS: dict[str, GGUFRow] = {
     # With experts Mixtral, with a window Mistral.
-    "llama": GGUFRow("LlamaForCausalLM", own=LOCAL_EXPERTS),
+    "llama": GGUFRow("LlamaForCausalLM", own=LOCAL_EXPERTS, variants=("MistralForCausalLM", "MixtralForCausalLM")),
     "qwen2": GGUFRow("Qwen2ForCausalLM"),
     "qwen3": GGUFRow("Qwen3ForCausalLM"),
     # What sees is in a file of its own; of text these models are Qwen2 and Qwen3.
@@ -103,17 +104,16 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     ),
     "chatglm": GGUFRow("GlmForCausalLM"),
     "glm4": GGUFRow("Glm4ForCausalLM"),
-    "glm4moe": GGUFRow(
-        "Glm4MoeForCausalLM", own=SCALED_EXPERTS | {"num_nextn_predict_layers": "nextn_predict_layers"}
-    ),
+    "glm4moe": GGUFRow("Glm4MoeForCausalLM", own=SCALED_EXPERTS | {"num_nextn_predict_layers": "nextn_predict_layers"}),
     "nemotron": GGUFRow("NemotronForCausalLM", "norm_eps", layer_norm=True),
     "gpt2": GGUFRow("GPT2LMHeadModel", "layer_norm_epsilon", layer_norm=True, own=GPT2),
     "gpt-oss": GGUFRow("GptOssForCausalLM", own=WINDOW | LOCAL_EXPERTS),
     # Which of DeepSeek's generations it is, the experts' scores say.
-    "deepseek2": GGUFRow("DeepseekV2ForCausalLM", own=LATENT | SCALED_EXPERTS),
+    "deepseek2": GGUFRow("DeepseekV2ForCausalLM", own=LATENT | SCALED_EXPERTS, variants=("DeepseekV3ForCausalLM",)),
     "minicpm3": GGUFRow("MiniCPM3ForCausalLM", own=LATENT),
     "minicpm": GGUFRow("MiniCPMForCausalLM"),
-    "olmo2": GGUFRow("Olmo2ForCausalLM", own=WINDOW),
+    # With a window OLMo 3.
+    "olmo2": GGUFRow("Olmo2ForCausalLM", own=WINDOW, variants=("Olmo3ForCausalLM",)),
     "olmoe": GGUFRow("OlmoeForCausalLM", own=EXPERTS, says={"norm_topk_prob": False}),
     # All published models have this window, and no file says so.
     "starcoder2": GGUFRow("Starcoder2ForCausalLM", "norm_epsilon", layer_norm=True, says={"sliding_window": 4096}),
