@@ -322,14 +322,42 @@ class Conversion:
         writer.add_value_length_mla(get("v_head_dim"))
 
 
-def write(folder: Path, path: Path, architecture: str, kind: Callable[[str], Kind] = lambda name: Kind.F32) -> Path:
-    """`folder`'s checkpoint as a GGUF file at `path`; `kind` says as what a tensor of two dimensions or more is."""
+def fused(tensors: Tensors) -> Tensors:
+    """Gate and up of all experts in one tensor, gate's rows first."""
+    gates = [name for name in tensors if "ffn_gate_exps" in name]
+    found = {name.replace("gate", "gate_up"): (name, name.replace("gate", "up")) for name in gates}
+    pairs = {name: torch.cat([tensors.pop(half) for half in halves], dim=1) for name, halves in found.items()}
+    return tensors | pairs
+
+
+def merged(tensors: Tensors) -> Tensors:
+    """Queries, keys and values in one tensor, with their biases."""
+    queries = [name for name in tensors if "attn_q." in name]
+    found = {name.replace("_q.", "_qkv."): [name.replace("_q.", f"_{each}.") for each in "qkv"] for name in queries}
+    return tensors | {name: torch.cat([tensors.pop(part) for part in parts]) for name, parts in found.items()}
+
+
+def write(
+    folder: Path,
+    path: Path,
+    architecture: str,
+    kind: Callable[[str], Kind] = lambda name: Kind.F32,
+    *,
+    rounded: Callable[[str], Kind] | None = None,
+    change: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+) -> Path:
+    """`folder`'s checkpoint as a GGUF file at `path`; `kind` says as what a tensor of two dimensions or more is.
+
+    `rounded`: the numbers are first what blocks of that kind stand for. `change` is made before.
+    """
     conversion = Conversion(folder, architecture)
     writer = gguf.GGUFWriter(path, architecture)
     conversion.write_keys(writer)
     writer.add_token_list([f"token {token}" for token in range(conversion.get("vocab_size"))])
-    for name, tensor in conversion.converted():
+    for name, tensor in change(dict(conversion.converted())).items():
         data = tensor.contiguous().numpy()
+        if rounded is not None and data.ndim > 1:
+            data = gguf.dequantize(gguf.quantize(data, rounded(name)), rounded(name))
         encoded = kind(name) if data.ndim > 1 else Kind.F32
         writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
     writer.write_header_to_file()
