@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.models.parameter import Parameter
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import GGUF_LAYERS, Vocabulary, piece_rows, rows_of, tensor_names
 
+RESHAPED = ("shared_gate", "conv", "a_log", "skip", "state_norm")
+"""Fields that files hold with a dimension of 1 more or less, or by groups."""
 FUSED, HALVES = "ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps")
 
 
@@ -25,17 +28,17 @@ def brought_apart(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[s
         if not parameter.name.startswith("layers."):
             continue
         names = tensor_names(spec, parameter.name, Vocabulary.GGUF)
-        if all(name in found for name in names):
+        if all(name in found for name in names) and parameter.name.rpartition(".")[2] not in RESHAPED:
             continue
         prefix, field = f"{GGUF_LAYERS}{parameter.name.split('.')[1]}", parameter.name.rpartition(".")[2]
         if field.startswith("experts_"):
             _split_experts(spec, prefix, names, found)
         elif field in ("qkv", "qkv_bias") and len(names) == 3:
             _split_merged(spec, parameter, f"{prefix}.attn_qkv.{names[0].rpartition('.')[2]}", names, found)
-    for name, entry in found.items():
-        if name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1:
-            # One row, which files hold as a vector.
-            found[name] = replace(entry, shape=(1, *entry.shape))
+        if field in RESHAPED and len(names) == 1:
+            entry = found.get(names[0])
+            if entry is not None and prod(entry.shape) == parameter.elements:
+                found[names[0]] = replace(entry, shape=parameter.shape)
     return found
 
 

@@ -319,6 +319,8 @@ def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
             found = found.view(piece.shape[::-1]).t().contiguous()
         if piece.paired:
             found = found.view(piece.shape[0] // 2, 2, -1).transpose(0, 1).contiguous()
+        if piece.logarithm:
+            found = found.float().neg().log()
         return found.float() + piece.offset if piece.offset else found
 
     return decode

@@ -8,7 +8,7 @@ Knows nothing of bytes and devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ROWS, Names
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.grouped_rows import grouped_rows
+from stoker_runtime.models.grouped_rows import Groups, grouped_rows
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
 
@@ -39,10 +39,11 @@ class Vocabulary(StrEnum):
 class Route:
     """Checkpoint tensor `entry` becomes rows `[row, row + shape[0])` of final tensor `parameter`.
 
-    `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
-    checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
+    `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the checkpoint
+    and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
     it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
-    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`.
+    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`. `logarithm`: what is meant is the
+    logarithm of what it holds, whose sign is turned.
     """
 
     entry: TensorEntry
@@ -56,11 +57,12 @@ class Route:
     scales: TensorEntry | None = None
     source: int = 0
     source_rows: int = 0
+    logarithm: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether its numbers are copied as they lie."""
-        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales)
+        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales or self.logarithm)
 
     @property
     def together(self) -> int:
@@ -91,6 +93,8 @@ def _pieces(
     stored = stored_form(spec, parameter.name, vocabulary)
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
+    if vocabulary is Vocabulary.GGUF and (parts := _state_parts(parameter.name, entries)):
+        return tuple(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
         return tuple(_grouped(spec, parameter, entries, vocabulary))
     if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
@@ -109,7 +113,8 @@ def _pieces(
         entry = find_entry(entries, name, shape[::-1] if transposed else shape, spec.architecture)
         # Values are never rotated: of Q, K and V the third keeps its rows.
         rotated = head_rows if position < 2 else 0
-        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset))
+        decay = vocabulary is Vocabulary.GGUF and parameter.name.endswith(".a_log")
+        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset, logarithm=decay))
         row += rows
     return tuple(pieces)
 
@@ -119,7 +124,14 @@ def _grouped(
 ) -> Iterator[Route]:
     """Tensors whose rows lie in groups, of which each has a part of several pieces, brought apart."""
     names = tensor_names(spec, parameter.name, vocabulary)
-    for name, groups in zip(names, grouped_rows(spec, parameter.name.rpartition(".")[2]), strict=True):
+    tensors = grouped_rows(spec, parameter.name.rpartition(".")[2])
+    yield from _in_groups(spec, parameter, entries, zip(names, tensors, strict=True))
+
+
+def _in_groups(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], tensors: Iterable[tuple[str, Groups]]
+) -> Iterator[Route]:
+    for name, groups in tensors:
         entry = find_entry(entries, name, (groups.rows, *parameter.shape[1:]), spec.architecture)
         source = 0
         for group in range(groups.count):
@@ -130,6 +142,30 @@ def _grouped(
                     source=source, source_rows=groups.rows,
                 )  # fmt: skip
                 source += rows
+
+
+def _state_parts(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    """Of a GGUF file that holds what the delta rule reads by parts, all queries before all keys, the names of these."""
+    if not parameter.endswith(".state_in"):
+        return ()
+    prefix = f"{GGUF_LAYERS}{parameter.split('.')[1]}"
+    names = (f"{prefix}.attn_qkv.weight", f"{prefix}.attn_gate.weight")
+    return names if all(name in entries for name in names) else ()
+
+
+def _read_by_state(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], parts: tuple[str, ...]
+) -> Iterator[Route]:
+    """What is convolved, then the gate; what is learned and forgotten by lies in groups as ever."""
+    state = spec.recurrent
+    assert state is not None, "what a state reads is of a layer with one"
+    row = 0
+    for name, rows in zip(parts, (state.channels, state.inner), strict=True):
+        shape = (rows, *parameter.shape[1:])
+        yield Route(find_entry(entries, name, shape, spec.architecture), parameter.name, row, shape)
+        row += rows
+    (last,) = tensor_names(spec, parameter.name, Vocabulary.GGUF)[1:]
+    yield from _in_groups(spec, parameter, entries, [(last, grouped_rows(spec, "state_in")[1])])
 
 
 def _by_head(
@@ -207,7 +243,7 @@ def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stor
     """GGUF's converter has brought all pieces to rows, and `gguf_entries` experts apart."""
     names = _names(spec, parameter)
     if vocabulary is Vocabulary.GGUF:
-        return Stored.BY_EXPERT if _is_by_expert(names.gguf) else Stored.ROWS
+        return Stored.BY_EXPERT if _is_by_expert(names.gguf) else names.gguf_stored
     return names.stored
 
 

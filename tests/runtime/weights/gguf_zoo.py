@@ -58,7 +58,8 @@ class Conversion:
 
     @property
     def layers(self) -> int:
-        return int(self.get("num_hidden_layers", "n_layer", "num_layers"))
+        blocks = self.get("layers_block_type", "hybrid_override_pattern", default=())
+        return int(self.get("num_hidden_layers", "n_layer", "num_layers", default=len(blocks)))
 
     @property
     def heads(self) -> int:
@@ -101,13 +102,16 @@ class Conversion:
         if self.architecture == "llama":
             layer = prefix.split(".")[2]
             return f"layers.{layer}.feed_forward.experts.{projection}.weight"
+        if self.architecture == "nemotron_h_moe":
+            return f"model.layers.{prefix.split('.')[2]}.mlp.experts.{projection}.weight"
         return f"{prefix}.{projection}.weight"
 
     def _one(self, name: str, tensor: Tensor) -> Pairs:
         special: dict[str, Callable[[str, Tensor], Pairs]] = {
             "gptneox": self._neox, "baichuan": self._merged, "internlm2": self._by_kv_head, "gpt2": self._turned,
             "granitemoe": self._granite, "gpt-oss": self._gpt_oss, "deepseek2": self._latent, "chatglm": self._plain,
-            "stablelm": self._normed_heads, "nemotron": self._above_one,
+            "stablelm": self._normed_heads, "nemotron": self._above_one, "nemotron_h": self._mamba,
+            "nemotron_h_moe": self._mamba, "qwen3next": self._delta, "qwen2moe": self._shared_gate,
         }  # fmt: skip
         if self.architecture in PERMUTED and (match := re.search(r"\.([qk])_proj\.", name)):
             tensor = permuted(tensor, self.heads if match[1] == "q" else self.kv_heads)
@@ -118,6 +122,38 @@ class Conversion:
 
     def _above_one(self, name: str, tensor: Tensor) -> Pairs:
         yield from self._plain(name, tensor + 1 if name.endswith("norm.weight") else tensor)
+
+    def _shared_gate(self, name: str, tensor: Tensor) -> Pairs:
+        yield from self._plain(name, tensor[0] if name.endswith("shared_expert_gate.weight") else tensor)
+
+    def _mamba(self, name: str, tensor: Tensor) -> Pairs:
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith(("A_log", ".D")):
+            tensor = (-tensor.exp() if name.endswith("A_log") else tensor)[:, None]
+        elif name.endswith("conv1d.weight"):
+            tensor = tensor.squeeze(1)
+        elif name.endswith("mixer.norm.weight"):
+            tensor = tensor.view(self.get("n_groups"), -1)
+        yield from self._plain(name, tensor)
+
+    def _delta(self, name: str, tensor: Tensor) -> Pairs:
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        if name.endswith("A_log"):
+            tensor = -tensor.exp()
+        elif name.endswith("conv1d.weight"):
+            tensor = tensor.squeeze(1)
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            tensor = tensor + 1
+        if not name.endswith("in_proj_qkvz.weight"):
+            yield from self._shared_gate(name, tensor)
+            return
+        keys, size = self.get("linear_num_key_heads"), self.get("linear_key_head_dim")
+        wide = self.get("linear_num_value_heads") // keys * self.get("linear_value_head_dim")
+        parts = tensor.unflatten(0, (keys, -1)).split([size, size, wide, wide], dim=1)
+        queries, key, value, gate = (part.flatten(0, 1) for part in parts)
+        layer = f"blk.{name.split('.')[2]}"
+        yield f"{layer}.attn_qkv.weight", torch.cat([queries, key, value])
+        yield f"{layer}.attn_gate.weight", gate
 
     def _neox(self, name: str, tensor: Tensor) -> Pairs:
         if "query_key_value" in name:
@@ -220,16 +256,20 @@ class Conversion:
         writer.add_block_count(self.layers + behind)
         writer.add_context_length(positions)
         writer.add_embedding_length(self.hidden)
-        writer.add_feed_forward_length(get("intermediate_size", "n_inner", default=4 * self.hidden))
         writer.add_head_count(self.heads)
-        if "num_key_value_heads" in self.config:
+        if architecture.startswith("nemotron_h"):
+            self._write_blocks(writer)
+        else:
+            writer.add_feed_forward_length(get("intermediate_size", "n_inner", default=4 * self.hidden))
+        if "num_key_value_heads" in self.config and not architecture.startswith("nemotron_h"):
             writer.add_head_count_kv(self.kv_heads)
         if (theta := get("rope_theta")) is not None:
             writer.add_rope_freq_base(theta)
         if (eps := get("rms_norm_eps")) is not None:
             writer.add_layer_norm_rms_eps(eps)
         if (eps := get(*EPS)) is not None:
-            writer.add_layer_norm_rms_eps(eps) if architecture == "exaone" else writer.add_layer_norm_eps(eps)
+            by_root = architecture.startswith(("exaone", "nemotron_h"))
+            writer.add_layer_norm_rms_eps(eps) if by_root else writer.add_layer_norm_eps(eps)
         if "head_dim" in self.config:
             writer.add_key_length(self.head_dim)
             writer.add_value_length(self.head_dim)
@@ -238,13 +278,28 @@ class Conversion:
         self._write_own(writer)
         writer.add_eos_token_id(2)
 
+    def _write_blocks(self, writer: gguf.GGUFWriter) -> None:
+        """Sizes layer by layer, 0 where a layer has nothing of the kind, and those of states."""
+        get, words = self.get, {"*": "attention", "full_attention": "attention", "-": "mlp", "E": "moe"}
+        blocks = [words.get(each, each) for each in get("layers_block_type", "hybrid_override_pattern")]
+        wide = {"mlp": get("intermediate_size"), "moe": get("moe_intermediate_size")}
+        writer.add_head_count_kv([self.kv_heads if each == "attention" else 0 for each in blocks])
+        writer.add_feed_forward_length([wide.get(each, 0) for each in blocks])
+        writer.add_ssm_conv_kernel(get("conv_kernel"))
+        writer.add_ssm_state_size(get("ssm_state_size"))
+        writer.add_ssm_group_count(get("n_groups"))
+        writer.add_ssm_inner_size(get("mamba_num_heads") * get("mamba_head_dim"))
+        writer.add_ssm_time_step_rank(get("mamba_num_heads"))
+
     def _write_experts(self, writer: gguf.GGUFWriter) -> None:
         get = self.get
         written = {
             ("num_local_experts", "num_experts", "n_routed_experts"): writer.add_expert_count,
             ("num_experts_per_tok",): writer.add_expert_used_count,
             ("moe_intermediate_size",): writer.add_expert_feed_forward_length,
-            ("shared_expert_intermediate_size", "shared_intermediate_size"):
+            (
+                "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"
+            ):
                 writer.add_expert_shared_feed_forward_length,
             ("n_shared_experts",): writer.add_expert_shared_count,
             ("first_k_dense_replace",): writer.add_leading_dense_block_count,
@@ -255,7 +310,7 @@ class Conversion:
         for keys, write in written.items():
             if (value := get(*keys)) is not None:
                 write(value)
-        if self.architecture in ("deepseek2", "glm4moe"):
+        if self.architecture in ("deepseek2", "glm4moe", "nemotron_h_moe"):
             writer.add_expert_weights_scale(get("routed_scaling_factor"))
             if (renormalized := get("norm_topk_prob")) is not None:
                 writer.add_expert_weights_norm(renormalized)
@@ -305,6 +360,12 @@ class Conversion:
             writer.add_logit_scale(self.hidden / get("dim_model_base"))
         if architecture in ("deepseek2", "minicpm3"):
             self._write_latent(writer)
+        if architecture == "qwen3next":
+            writer.add_ssm_conv_kernel(get("linear_conv_kernel_dim"))
+            writer.add_ssm_state_size(get("linear_key_head_dim"))
+            writer.add_ssm_group_count(get("linear_num_key_heads"))
+            writer.add_ssm_time_step_rank(get("linear_num_value_heads"))
+            writer.add_ssm_inner_size(get("linear_num_value_heads") * get("linear_value_head_dim"))
 
     def _write_latent(self, writer: gguf.GGUFWriter) -> None:
         get = self.get

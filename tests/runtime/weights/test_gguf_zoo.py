@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.runtime.models.test_zoo import ROWS, SEED, greedy_tokens, save_random
 from tests.runtime.weights import gguf_zoo
 from tests.runtime.weights.test_gguf import NAMES
@@ -73,6 +74,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", "GraniteMoeForCausalLM", {}),
     "granitemoe-shared": ("granitemoe", "GraniteMoeSharedForCausalLM", {}),
     "starcoder2": ("starcoder2", "Starcoder2ForCausalLM", {"sliding_window": 4096}),
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM", {}),
+    "nemotron_h-biased": ("nemotron_h", "NemotronHForCausalLM-biased", {}),
+    "nemotron_h_moe": ("nemotron_h_moe", "NemotronHForCausalLM-mixture", {}),
+    "nemotron_h_moe-first": ("nemotron_h_moe", "NemotronHForCausalLM-mixture-first", {}),
+    "qwen3next": ("qwen3next", "Qwen3NextForCausalLM", {"mlp_only_layers": []}),
     "internlm2": ("internlm2", "InternLM2ForCausalLM", {}),
     "exaone": ("exaone", "ExaoneForCausalLM", {}),
     "exaone4": ("exaone4", "Exaone4ForCausalLM", {}),
@@ -217,6 +223,45 @@ def _flat(value: Any, path: str = "") -> dict[str, torch.Tensor]:
         parts = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
         return {key: each for name, part in parts for key, each in _flat(part, f"{path}.{name}").items()}
     return {}
+
+
+@pytest.mark.parametrize(
+    "name", ["phi3", "phi3-long", "qwen3moe", "stablelm", "gpt2", "starcoder2", "nemotron", "qwen2moe"]
+)
+def test_transformers_reads_the_files_of_this_test(name: str, tmp_path: Path) -> None:
+    """That files are laid out here as others lay them out: transformers brings them back to what it saved."""
+    import transformers
+
+    architecture, row, changes = CASES[name]
+    theirs = save_random(row, tmp_path, **changes)
+    gguf_zoo.write(tmp_path, tmp_path / "m.gguf", architecture)
+    read = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", config=theirs.config, dtype=torch.float32
+    )
+    saved = theirs.state_dict()
+    # A product more or less rounds what was added to norms.
+    assert all(torch.allclose(tensor, saved[key], atol=1e-6) for key, tensor in read.state_dict().items())
+    assert saved.keys() == read.state_dict().keys()
+
+
+def test_what_a_delta_net_reads_may_lie_together(tmp_path: Path, paged_model: Any) -> None:
+    """As the first files of Qwen3-Next have it: queries, keys, values and gates, head by head."""
+    theirs = save_random("Qwen3NextForCausalLM", tmp_path, mlp_only_layers=[])
+    saved = load_file(tmp_path / "model.safetensors")
+
+    def together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in [name for name in tensors if name.endswith("attn_gate.weight")]:
+            layer = name.split(".")[1]
+            del tensors[name], tensors[f"blk.{layer}.attn_qkv.weight"]
+            tensors[f"blk.{layer}.ssm_in.weight"] = saved[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"]
+        return tensors
+
+    file = gguf_zoo.write(tmp_path, tmp_path / "m.gguf", "qwen3next", change=together)
+    prompt = random.Random(SEED).choices(range(3, 90), k=33)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    ours = paged_model(str(file), slots=1).step([(0, prompt)], all_logits=True)[0]
+    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["mixtral-fused", "chatglm-merged"])

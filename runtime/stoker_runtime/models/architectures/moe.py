@@ -190,7 +190,7 @@ def _gpt_oss(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, qkv_bias=bias, output_bias=bias, sinks=True, windows=windows, moe=moe)
 
 
-GGUF_ROUTER = "ffn_gate_inp.weight"
+GGUF_ROUTER, GGUF_CORRECTION = "ffn_gate_inp.weight", "exp_probs_b.bias"
 GGUF_GATE_UP = ("ffn_gate_exps.{expert}.weight", "ffn_up_exps.{expert}.weight")
 GGUF_DOWN = ("ffn_down_exps.{expert}.weight",)
 GGUF_SHARED = ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")
@@ -234,7 +234,7 @@ _GRANITE_NAMES = {
 DEEPSEEK_NAMES = {
     **_PROJECTIONS,
     **_shared("mlp.shared_experts"),
-    "correction_bias": one("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    "correction_bias": one("mlp.gate.e_score_correction_bias", GGUF_CORRECTION),
 }
 _GPT_OSS_NAMES = {
     **LAYER_NAMES,

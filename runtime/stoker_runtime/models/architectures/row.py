@@ -35,13 +35,14 @@ class Stored(StrEnum):
 class Names:
     """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words.
 
-    `stored` is of Hugging Face's. GGUF's pieces are rows; of experts, whose number stands for {expert}, there is one
-    tensor for all, which is brought apart (`weights/gguf_entries.py`).
+    `stored` is of Hugging Face's. GGUF's pieces are rows, or as `gguf_stored` says; of experts, whose number stands for
+    {expert}, there is one tensor for all, which is brought apart (`weights/gguf_entries.py`).
     """
 
     hf: tuple[str, ...]
     gguf: tuple[str, ...] = ()
     stored: Stored = Stored.ROWS
+    gguf_stored: Stored = Stored.ROWS
 
 
 def one(hf: str, gguf: str = "", stored: Stored = Stored.ROWS) -> Names:

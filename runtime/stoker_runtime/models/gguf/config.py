@@ -64,10 +64,10 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     for key, name in {**REQUIRED, row.eps: f"attention.{norm}"}.items():
         if f"{architecture}.{name}" not in metadata:
             raise ModelError(f"{path}: the metadata lacks {architecture}.{name}.")
-        config[key] = metadata[f"{architecture}.{name}"]
+        config[key] = _of_layers(metadata[f"{architecture}.{name}"])
     for key, name in {**OPTIONAL, **row.own}.items():
         if f"{architecture}.{name}" in metadata:
-            config[key] = metadata[f"{architecture}.{name}"]
+            config[key] = _of_layers(metadata[f"{architecture}.{name}"])
     config["vocab_size"] = _vocab_size(header)
     config["eos_token_id"] = _end_tokens(metadata)
     config |= _shown(header)
@@ -103,6 +103,10 @@ def _particular(header: GGUFHeader, architecture: str, row: GGUFRow, config: Map
         return _minicpm(header, config)
     if architecture == "baichuan" and config["num_hidden_layers"] == BAICHUAN_13B:
         raise ModelError(f"{header.path}: Baichuan of 13B has ALiBi for positions, which is not supported.")
+    if architecture.startswith("nemotron_h"):
+        return _nemotron_h(header, architecture, config)
+    if architecture == "qwen3next":
+        return _qwen3_next(header, config)
     if row.own.get("kv_lora_rank"):
         return _latent(header, architecture, config)
     return {}
@@ -158,6 +162,42 @@ def _minicpm(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Any]:
         "scale_emb": header.metadata.get("minicpm.embedding_scale", embedding),
         "scale_depth": residual * math.sqrt(layers),
         "dim_model_base": hidden / header.metadata.get("minicpm.logit_scale", hidden / width),
+    }
+
+
+def _of_layers(value: Any) -> Any:
+    """Of sizes that are given layer by layer, and are 0 where a layer has nothing of the kind, the largest."""
+    return max(value) if isinstance(value, list) else value
+
+
+def _layers_with(header: GGUFHeader, tensor: str, layers: int) -> list[bool]:
+    return [f"blk.{layer}.{tensor}" in header.tensors for layer in range(layers)]
+
+
+def _nemotron_h(header: GGUFHeader, architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What each block is, its tensors say; without them it is attention."""
+    count, heads = config["num_hidden_layers"], config.get("mamba_num_heads") or 1
+    kinds = (("ssm_in.weight", "M"), ("ffn_up_exps.weight", "E"), ("ffn_up.weight", "-"))
+    letters = ["*"] * count
+    for tensor, letter in kinds:
+        letters = [
+            letter if there else old for old, there in zip(letters, _layers_with(header, tensor, count), strict=True)
+        ]
+    return {
+        "hybrid_override_pattern": "".join(letters),
+        "mamba_head_dim": header.metadata.get(f"{architecture}.ssm.inner_size", 0) // heads,
+        "use_bias": any(_layers_with(header, "ssm_in.bias", count)),
+        "use_conv_bias": any(_layers_with(header, "ssm_conv1d.bias", count)),
+        "mlp_bias": any(_layers_with(header, "ffn_up.bias", count)),
+    }
+
+
+def _qwen3_next(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Any]:
+    linear = _layers_with(header, "ssm_conv1d.weight", config["num_hidden_layers"])
+    inner = header.metadata.get("qwen3next.ssm.inner_size", 0)
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in linear],
+        "linear_value_head_dim": inner // (config.get("linear_num_value_heads") or 1),
     }
 
 

@@ -47,6 +47,18 @@ SCALED_EXPERTS = {
     "topk_group": "expert_group_used_count",
 }
 LATENT = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
+MAMBA = {
+    "mamba_num_heads": "ssm.time_step_rank",
+    "ssm_state_size": "ssm.state_size",
+    "n_groups": "ssm.group_count",
+    "conv_kernel": "ssm.conv_kernel",
+}
+DELTA = {
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+}
 GRANITE = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -117,6 +129,22 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "olmoe": GGUFRow("OlmoeForCausalLM", own=EXPERTS, says={"norm_topk_prob": False}),
     # All published models have this window, and no file says so.
     "starcoder2": GGUFRow("Starcoder2ForCausalLM", "norm_epsilon", layer_norm=True, says={"sliding_window": 4096}),
+    "nemotron_h": GGUFRow("NemotronHForCausalLM", "layer_norm_epsilon", own=MAMBA),
+    "nemotron_h_moe": GGUFRow(
+        "NemotronHForCausalLM",
+        "layer_norm_epsilon",
+        own=MAMBA
+        | SCALED_EXPERTS
+        | {
+            "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+            "moe_latent_size": "moe_latent_size",
+        },
+    ),
+    "qwen3next": GGUFRow(
+        "Qwen3NextForCausalLM",
+        own=EXPERTS | DELTA | {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        says={"norm_topk_prob": True},
+    ),
     "internlm2": GGUFRow("InternLM2ForCausalLM"),
     "exaone": GGUFRow("ExaoneForCausalLM", "layer_norm_epsilon", own={"num_layers": "block_count"}),
     "exaone4": GGUFRow("Exaone4ForCausalLM", own=WINDOW, says={"sliding_window": None}),
