@@ -1,10 +1,10 @@
 """Mixtures of experts: choosing each token's experts (`route`), and running them (`experts`).
 
 `triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's. `choose.py` has the fewest tokens multiplied by
-`sm90_few.py` on Hopper, else by `triton_experts.py`, with `triton_fp4.py` and `triton_int4.py` what `mxfp4_layout.py`,
-`nvfp4_layout.py` and `int4_layout.py` lay out; `tiles.py` holds sizes by rule, `variants.py` what is compiled ahead,
-`reference.py` is the oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py` runs these
-kernels in one way, and `rows.py` is the CPU's.
+`sm90_few.py` on Hopper, else by `triton_experts.py`, with `triton_fp4.py`, `triton_int4.py` and `triton_int8.py` what
+`mxfp4_layout.py`, `nvfp4_layout.py`, `int4_layout.py` and `int8_layout.py` lay out; `tiles.py` holds sizes by rule,
+`variants.py` what is compiled ahead, `reference.py` is the oracle, `bench.py` checks and times. Where batch invariance
+is demanded `fixed.py` runs these kernels in one way, and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.moe.int4_layout import int4_values
+from stoker_kernels.moe.int8_layout import int8_values
 from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
 from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
@@ -145,9 +146,9 @@ def matrices(weights: ExpertWeights, expert: int, dtype: torch.dtype) -> tuple[T
     if weights.gate_up_factor is not None and weights.down_factor is not None:
         up = unpack_nvfp4(gate_up, gate_up_scale) * weights.gate_up_factor[expert, :, None]
         return up, unpack_nvfp4(down, down_scale) * weights.down_factor[expert, :, None]
-    if weights.kind == "int4":
-        up = int4_values(gate_up, gate_up_scale, weights.group, dtype)
-        return up, int4_values(down, down_scale, weights.group, dtype)
+    if weights.in_integers:
+        values = int4_values if weights.kind == "int4" else int8_values
+        return values(gate_up, gate_up_scale, weights.group, dtype), values(down, down_scale, weights.group, dtype)
     if weights.kind == "fp8_channel":
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
     parts = 2 if weights.gated else 1

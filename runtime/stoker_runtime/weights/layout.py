@@ -233,9 +233,10 @@ class WeightArena:
             views = [self._take((count, n // count), torch.float32, size) for size in factors]
             return Fp4Experts(data, scale, *views)
         codes, scales = scheme.experts_sizes(n, k, self.dtype.itemsize)
-        data = self._take((count, n // count, k // 2), torch.uint8, codes)
+        data = self._take((count, n // count, k * scheme.bits // 8), torch.uint8, codes)
         groups = -(-k // scheme.columns(k))
-        return IntegerExperts(data, self._take((count, groups, n // count, 2), self.dtype, scales), scheme.group)
+        settings = self._take((count, groups, n // count, 2), self.dtype, scales)
+        return IntegerExperts(data, settings, scheme.group, scheme.bits)
 
     def _place_fp4(self, parameter: Parameter, scheme: Fp4Scheme) -> Fp4Weight:
         n, k = parameter.shape

@@ -1,4 +1,4 @@
-"""Experts in NVFP4, and those without a gate, compiled with no GPU: that they fit, and multiply where products are."""
+"""Experts in NVFP4 and in integers of eight bits, and those without a gate, compiled with no GPU: that they fit, and multiply where products are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from stoker_kernels.moe import triton_experts
         (90, "down_kernel", triton_experts.NVFP4, None),
         (90, "gate_up_kernel", triton_experts.NVFP4, 1),
         (90, "gate_up_kernel", triton_experts.DENSE, 1),
+        (80, "gate_up_kernel", triton_experts.INT8, 2),
+        (90, "down_kernel", triton_experts.INT8, None),
     ],
 )
 def test_the_widest_tile_compiles_and_fits(sm: int, kernel: str, kind: int, parts: int | None) -> None:

@@ -17,6 +17,7 @@ from stoker_runtime.bench.reference.weights import (
     fp4_expert_values,
     fp8_values,
     int4_expert_values,
+    int8_expert_values,
 )
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
@@ -99,9 +100,10 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
             fp4_expert_values(gate_up, of.gate_up_scale[expert], up),
             fp4_expert_values(down, of.down_scale[expert], wide),
         )
-    if of.kind == "int4":
+    if of.in_integers:
+        decoded = int4_expert_values if of.kind == "int4" else int8_expert_values
         up = of.gate_up_scale[expert]
-        return int4_expert_values(gate_up, up, of.group), int4_expert_values(down, of.down_scale[expert], of.group)
+        return decoded(gate_up, up, of.group), decoded(down, of.down_scale[expert], of.group)
     parts = 2 if of.gated else 1
     halves = zip(gate_up.chunk(parts), of.gate_up_scale[expert].chunk(parts), strict=True)
     return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)

@@ -108,7 +108,7 @@ def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> Non
     if isinstance(checkpoint, Fp8Checkpoint):
         return
     scheme = checkpoint.scheme
-    problem = "integers of 4 bits are" if scheme is None else scheme.experts_problem(parameter.shape[1])
+    problem = "integers of 4 or 8 bits are" if scheme is None else scheme.experts_problem(parameter.shape[1])
     if problem is not None:
         raise ModelError(
             f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "
