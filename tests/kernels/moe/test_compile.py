@@ -1,4 +1,6 @@
-"""Experts in NVFP4 and in integers of eight bits, and those without a gate, compiled with no GPU: that they fit, and multiply where products are."""
+"""Experts in NVFP4 and integers of eight bits, and those without a gate, compiled with no GPU: that they fit, and multiply
+where products are.
+"""
 
 from __future__ import annotations
 
