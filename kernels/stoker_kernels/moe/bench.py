@@ -34,7 +34,7 @@ GROUPS, GROUP = (32, 64, 128, 0), 128  # columns of integers that share a scale:
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
 KINDS: tuple[ExpertKind, ...] = get_args(ExpertKind)
-BOUNDS = dict.fromkeys(KINDS, 8e-3) | {"fp8_channel": 6e-2, "fp8_block": 6e-2}
+BOUNDS = dict.fromkeys(KINDS, 8e-3) | {"fp8_channel": 6e-2, "fp8_block": 6e-2, "int8_channel": 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
 
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
-    operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized else 1)
+    operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized or weights.takes_int8 else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
         layer, weights.kind, tokens, distinct, timed(routed), timed(chosen), timed(by_triton), timed(whole), limit

@@ -65,7 +65,7 @@ def down_rows(hidden: int, sms: int) -> int:
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where the kernels take these operands, else why not."""
     tokens, top_k = routes.ids.shape
-    if weights.in_four_bits or weights.in_integers or not chip_of(sm_of(x.device)).wgmma:
+    if weights.in_four_bits or weights.in_integers or weights.takes_int8 or not chip_of(sm_of(x.device)).wgmma:
         return "takes experts in 16 bits or FP8, on sm_90"
     if not weights.gated:
         return "takes experts with a gate"

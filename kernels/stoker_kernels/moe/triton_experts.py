@@ -26,11 +26,12 @@ from stoker_kernels.moe.int8_layout import step_columns
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
+from stoker_kernels.quant.triton_int8 import quantize_rows
 
-DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4, INT8 = range(7)
+DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4, INT8, INT8_CHANNEL = range(8)
 KINDS = {
     "dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4,
-    "int8": INT8,
+    "int8": INT8, "int8_channel": INT8_CHANNEL,
 }  # fmt: skip
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
@@ -95,9 +96,9 @@ def _settled(sums, scale, x_scale, factor, bias, row, rows, source, inside, KIND
     """The sums with what was left out: channels' and tokens' scales, rows' factors, and the bias."""
     if factor is not None:
         sums *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
-    if KIND == 1:
+    if KIND == 1 or KIND == 7:
         sums *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
-    if KIND == 1 or KIND == 2:
+    if KIND == 1 or KIND == 2 or KIND == 7:
         sums *= tl.load(x_scale + source, mask=inside, other=0.0)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
@@ -126,7 +127,7 @@ def gate_up_kernel(
     else:
         weight += expert * tall * hidden
     gate_scale, up_scale = scale, scale
-    if KIND == 1:
+    if KIND == 1 or KIND == 7:
         gate_scale += expert * tall
         up_scale = gate_scale + ffn
     elif KIND == 2:
@@ -156,6 +157,8 @@ def gate_up_kernel(
             sums = triton_int4.part(
                 weight, gate_scale, x, row, source, ffn, tall, hidden, group, x_stride, inside, TOGETHER, WIDEN
             )
+        elif KIND == 7:
+            sums = triton_int8.product(weight, x, row, source, ffn, hidden, x_stride, inside, K)
         elif KIND == 6:
             sums = triton_int8.part(
                 weight, gate_scale, x, row, source, ffn, tall, hidden, group, x_stride, inside, K, WIDEN
@@ -177,6 +180,10 @@ def gate_up_kernel(
                 weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, tall,
                 hidden, group, x_stride, inside, TOGETHER, WIDEN,
             )  # fmt: skip
+        elif KIND == 7:
+            gate, up = triton_int8.products(
+                weight, weight + ffn.to(tl.int64) * hidden, x, row, source, ffn, hidden, x_stride, inside, K
+            )
         elif KIND == 6:
             gate, up = triton_int8.both(
                 weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, tall, hidden,
@@ -223,7 +230,7 @@ def down_kernel(
         scale += expert * triton_fp4.steps_of(ffn, 16 if KIND == 5 else 32) * hidden
     elif KIND == 4 or KIND == 6:
         scale += expert * tl.cdiv(ffn, group) * hidden
-    elif KIND == 1:
+    elif KIND == 1 or KIND == 7:
         scale += expert * hidden
     elif KIND == 2:
         scale += (expert * tl.cdiv(hidden, 128) + tl.program_id(0) * ROWS // 128) * tl.cdiv(ffn, 128)
@@ -238,6 +245,8 @@ def down_kernel(
         )
     elif KIND == 4:
         sums = triton_int4.part(weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, TOGETHER, WIDEN)
+    elif KIND == 7:
+        sums = triton_int8.product(weight, x, row, source, hidden, ffn, ffn, inside, K)
     elif KIND == 6:
         sums = triton_int8.part(weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, K, WIDEN)
     else:
@@ -367,7 +376,9 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | Non
 
 
 def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
-    """What a product reads: x, or x in FP8 with a scale a row."""
+    """What a product reads: x, or x in FP8 or INT8 with a scale a row."""
+    if weights.takes_int8:
+        return quantize_rows(x)
     if not weights.takes_quantized:
         return x, None
     quantized = quantize_fp8(x)

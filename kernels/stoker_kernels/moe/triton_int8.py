@@ -1,6 +1,7 @@
 """Experts in integers of eight bits as the products of `triton_experts` read them: bytes, decoded in registers.
 
-A step is columns of one group, so it has one scale and one zero point a row.
+A step is columns of one group, so it has one scale and one zero point a row. Where activations are integers, too
+(`product`, `products`), the tensor cores multiply and add integers, and scales come after.
 Invariants: `(code - zero) · scale` is rounded once, to x's type: the difference is a whole number that 16 bits hold, or
 fp32 does before it is multiplied. The fp32 sum goes over the steps of a row in their order.
 Knows nothing of experts, tiles and activations.
@@ -79,3 +80,41 @@ def both(
         sums = tl.dot(_decoded(a, a_factor, a_zero, DTYPE, WIDEN), b, sums, input_precision="ieee")
         others = tl.dot(_decoded(c, c_factor, c_zero, DTYPE, WIDEN), b, others, input_precision="ieee")
     return sums, others
+
+
+@triton.jit
+def product(weight, x, row, source, rows, columns, x_stride, inside, K: tl.constexpr):
+    """Weight rows [ROWS] × x rows [TOKENS], int8 both → their sums [ROWS, TOKENS], added as int32, in fp32."""
+    sums = tl.zeros((row.shape[0], source.shape[0]), tl.int32)
+    for start in range(0, columns, K):
+        column = start + tl.arange(0, K)
+        a = tl.load(
+            weight + row[:, None] * columns + column[None, :],
+            mask=(row[:, None] < rows) & (column[None, :] < columns), other=0,
+        )  # fmt: skip
+        b = tl.load(
+            x + source[None, :] * x_stride + column[:, None],
+            mask=inside[None, :] & (column[:, None] < columns), other=0,
+        )  # fmt: skip
+        sums += tl.dot(a, b, out_dtype=tl.int32)
+    return sums.to(tl.float32)
+
+
+@triton.jit
+def products(gate, up, x, row, source, rows, columns, x_stride, inside, K: tl.constexpr):
+    """As `product` of two weights at once, which read x together."""
+    sums = tl.zeros((row.shape[0], source.shape[0]), tl.int32)
+    others = tl.zeros((row.shape[0], source.shape[0]), tl.int32)
+    for start in range(0, columns, K):
+        column = start + tl.arange(0, K)
+        filled = (row[:, None] < rows) & (column[None, :] < columns)
+        place = row[:, None] * columns + column[None, :]
+        a = tl.load(gate + place, mask=filled, other=0)
+        c = tl.load(up + place, mask=filled, other=0)
+        b = tl.load(
+            x + source[None, :] * x_stride + column[:, None],
+            mask=inside[None, :] & (column[:, None] < columns), other=0,
+        )  # fmt: skip
+        sums += tl.dot(a, b, out_dtype=tl.int32)
+        others += tl.dot(c, b, out_dtype=tl.int32)
+    return sums.to(tl.float32), others.to(tl.float32)

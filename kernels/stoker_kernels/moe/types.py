@@ -16,11 +16,11 @@ from stoker_kernels.moe.int4_layout import groups_of, pack_int4
 from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4
 from stoker_kernels.moe.nvfp4_layout import pack_nvfp4, quantize_nvfp4
 from stoker_kernels.moe.steps import PLACES, steps_of
-from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_integers
+from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_int8, quantize_integers
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp4", "int8"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp4", "int8", "int8_channel"]
 # "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate). "relu2": max(up, 0)², of
 # experts without a gate.
 ExpertActivation = Literal["silu", "clamped", "relu2"]
@@ -96,7 +96,7 @@ class ExpertWeights:
     a group `group` columns, or 0: the whole row, as `int4_layout` says. int8: the same scales of codes uint8 [E, 2F, H]
     and [E, H, F], as `int8_layout` says. Biases: [E, 2F] and [E, H] or None. Experts without a gate have F rows in
     place of 2F throughout.
-    Raises ValueError where they do not fit together.
+    int8_channel: int8 with the scales of fp8_channel. Raises ValueError where they do not fit together.
     """
 
     gate_up: Tensor
@@ -119,7 +119,8 @@ class ExpertWeights:
             raise ValueError("the weights of experts are contiguous")
         expected = expert_scale_shapes(self.kind, experts, ffn, hidden, self.group, gated=self.gated)
         got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
-        fits = self.gate_up.dtype == (torch.uint8 if self.in_four_bits or self.in_integers else FP8)
+        codes = torch.uint8 if self.in_four_bits or self.in_integers else FP8
+        fits = self.gate_up.dtype == (torch.int8 if self.takes_int8 else codes)
         if got != expected or not (self.gate_up.is_floating_point() if self.kind == "dense" else fits):
             raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
         factors = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_factor, self.down_factor))
@@ -136,6 +137,11 @@ class ExpertWeights:
     def takes_quantized(self) -> bool:
         """Whether products read activations in FP8."""
         return self.kind in ("fp8_channel", "fp8_block")
+
+    @property
+    def takes_int8(self) -> bool:
+        """Whether products read activations in integers of eight bits."""
+        return self.kind == "int8_channel"
 
     @property
     def in_four_bits(self) -> bool:
@@ -175,7 +181,7 @@ def expert_scale_shapes(
     parts = 2 if gated else 1
     if kind == "dense":
         return None, None
-    if kind == "fp8_channel":
+    if kind in ("fp8_channel", "int8_channel"):
         return (experts, parts * ffn), (experts, hidden)
     if kind in ("mxfp4", "nvfp4"):
         up, down = (len(steps_of(columns, FP4_BLOCKS[kind])) for columns in (hidden, ffn))
@@ -203,6 +209,10 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -
         return _packed(
             weights, kind, _in_integers(weights.gate_up, bits, group), _in_integers(weights.down, bits, group), group
         )
+    if kind == "int8_channel":
+        made_up, made_down = quantize_int8(weights.gate_up), quantize_int8(weights.down)
+        settings = (made_up[1][..., 0], made_down[1][..., 0], weights.gate_up_bias, weights.down_bias)
+        return ExpertWeights(made_up[0], made_down[0], kind, *settings)
     gate_ups, downs, parts = [], [], 2 if weights.gated else 1
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
         gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(parts)])

@@ -59,7 +59,7 @@ _PACKED_CHOICES = {
     | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
-BLOCKS, PACKED, INTEGERS, NVFP4, BYTES = 2, 3, 4, 5, 6
+BLOCKS, PACKED, INTEGERS, NVFP4, BYTES, BOTH = 2, 3, 4, 5, 6, 7
 # Code places of a step that share a group of 32, 64 and 128 columns.
 TOGETHER = (1, 2, 4)
 
@@ -148,6 +148,9 @@ def _register_products() -> None:
     bytes_ = integers | {"weight": "*u8"}
     for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
         _register_product(gated, table, BYTES, 80, bytes_, {"x_scale": None, "bias": None, "factor": None})
+    both = plan | {"x": "*i8", "weight": "*i8", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
+    for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
+        _register_product(gated, table, BOTH, 80, both, {"group": None, "factor": None, "bias": None})
 
 
 def _register_product(

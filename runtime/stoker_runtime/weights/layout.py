@@ -341,6 +341,8 @@ class WeightArena:
             blocks = weight.kind == "fp8_block"
             scale = weight.scale.view(experts, -1, weight.scale.shape[1]) if blocks else weight.scale.view(experts, -1)
             data = weight.data.view(experts, -1, weight.in_features)
+            if isinstance(weight, Int8Weight):
+                return data, scale, "int8_channel", bias
             return data, scale, "fp8_block" if blocks else "fp8_channel", bias
 
         def dense(field: str) -> LinearWeight | None:

@@ -35,6 +35,32 @@ def test_values_are_rounded_once_in_each_step() -> None:
     assert torch.equal(got.double(), exact)
 
 
+def test_integers_on_both_sides_are_multiplied_as_defined() -> None:
+    """Of each token 127 steps to either side, of each row, too."""
+    dense = random_experts(4, 72, 120, torch.float32, CPU, bias=True, seed=5)
+    weights = quantize_experts(dense, "int8_channel")
+    assert weights.gate_up_scale is not None
+    assert weights.down_scale is not None
+    up_values = weights.gate_up * weights.gate_up_scale[..., None]
+    down_values = weights.down * weights.down_scale[..., None]
+    assert 0 < (down_values - dense.down).abs().max() < dense.down.abs().max() / 127 * 0.51
+    assert dense.gate_up_bias is not None
+    assert dense.down_bias is not None
+    x, found = torch.randn(9, 120), route(torch.randn(9, 4), Routing(1))
+    got = experts(x, found, weights)
+    for token, (expert,) in enumerate(found.ids.tolist()):
+        gate, up = (in_steps(x[token]) @ up_values[expert].t() + dense.gate_up_bias[expert]).chunk(2)
+        inner = in_steps(torch.nn.functional.silu(gate) * up)
+        given = inner @ down_values[expert].t() + dense.down_bias[expert]
+        torch.testing.assert_close(got[token], found.weights[token] * given, rtol=2e-2, atol=2e-2)
+
+
+def in_steps(x: torch.Tensor) -> torch.Tensor:
+    """127 of them to either side of zero."""
+    step = x.abs().max() / 127
+    return (x / step).round() * step
+
+
 @pytest.mark.parametrize(("group", "columns", "expected"), [(32, 96, 32), (64, 288, 64), (0, 96, 128), (384, 768, 128)])
 def test_a_step_stays_within_a_group(group: int, columns: int, expected: int) -> None:
     assert step_columns(group, columns) == expected

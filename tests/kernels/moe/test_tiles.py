@@ -44,7 +44,7 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
     in_fp8 = (triton_experts.CHANNEL, triton_experts.BLOCKED)
-    kinds = (triton_experts.DENSE, triton_experts.INT8, *in_fp8)
+    kinds = (triton_experts.DENSE, triton_experts.INT8, triton_experts.INT8_CHANNEL, *in_fp8)
     packed_kinds = (triton_experts.MXFP4, triton_experts.INT4, triton_experts.NVFP4)
     for name in ("gate_up_kernel", "down_kernel"):
         fixed = dict.fromkeys(kinds, tiles.FIXED_TILE) | dict.fromkeys(packed_kinds, tiles.FIXED_PACKED_TILE)

@@ -193,6 +193,53 @@ def test_no_step_has_memory_for_a_stack_in_16_bits() -> None:
     assert packed - plain == 2 * (32 + 2 * 4) * 128 * 2048
 
 
+def int8(weight: Tensor) -> Quantized:
+    """127 steps to either side of zero, a scale a row."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    data = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
+
+
+@pytest.mark.parametrize("kind", ["qwen", "shared"])
+def test_experts_and_what_they_read_in_eight_bits(
+    kind: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights bit for bit; logits of transformers, whose products read what 255 steps a token can tell."""
+    import transformers
+
+    ignore = ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$"]
+    quantized, plain = write(tmp_path, (kind, INT8_CONFIG | {"ignore": ignore}, int8))
+    ours, theirs = load(quantized), load(plain)
+    for layer, expected in zip(ours.layers, theirs.layers, strict=True):
+        if layer.mixture is None or expected.mixture is None:
+            continue
+        assert layer.mixture.experts.kind == "int8_channel"
+        for expert in range(layer.mixture.experts.experts):
+            for got, wanted in zip(
+                expert_values(layer.mixture.experts, expert), expert_values(expected.mixture.experts, expert),
+                strict=True,
+            ):  # fmt: skip
+                assert torch.equal(got, wanted)
+    ids = random.Random(kind).choices(range(3, 104), k=40)
+    got = paged_model(str(quantized), quantization="compressed-tensors", max_len=128).step([(0, ids)], all_logits=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, experts_implementation="eager")
+    unrounded, linear = {104, 1, 5, 6}, torch.nn.functional.linear
+
+    def rounding(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Heads, routers and gates read all that there is.
+        if weight.shape[0] not in unrounded:
+            step = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+            x = (x / step).round() * step
+        return linear(x, weight, bias)
+
+    with torch.no_grad():
+        exact = model(torch.tensor([ids])).logits[0]
+        monkeypatch.setattr(torch.nn.functional, "linear", rounding)
+        rounded = model(torch.tensor([ids])).logits[0]
+    # On the border between two steps a number may fall on either side.
+    assert 0 < (got[0] - rounded).norm() < 0.25 * (rounded - exact).norm()
+
+
 def test_a_byte_a_code_is_what_eight_bits_take(tmp_path: Path) -> None:
     quantized, _ = write(tmp_path, FORMATS["gptq-8"])
     spec = build_spec(read_source(str(quantized)))
@@ -209,7 +256,6 @@ def test_a_byte_a_code_is_what_eight_bits_take(tmp_path: Path) -> None:
         (gptq_config(32, desc_act=True), r"columns are ordered by activation \(act-order, desc_act\)"),
         (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
         (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
-        (INT8_CONFIG, r"experts in INT8 with activations in INT8 are not .*: integers of 4 or 8 bits are"),
     ],
 )
 def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

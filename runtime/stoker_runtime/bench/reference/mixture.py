@@ -14,6 +14,7 @@ from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
 from stoker_runtime.bench.reference.weights import (
     as_fp8_reads,
+    as_int8_reads,
     fp4_expert_values,
     fp8_values,
     int4_expert_values,
@@ -110,11 +111,13 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
 
 
 def _values(data: Tensor, scale: Tensor, of: ExpertWeights) -> Tensor:
-    if of.kind == "fp8_channel":
+    if of.kind in ("fp8_channel", "int8_channel"):
         return data.float() * scale[:, None]
     return fp8_values(LinearWeight(data, scale, "fp8_block"))
 
 
 def _rounded(x: Tensor, of: ExpertWeights) -> Tensor:
-    """Activations as experts in FP8 read them."""
+    """Activations as experts in FP8 or INT8 read them."""
+    if of.takes_int8:
+        return as_int8_reads(x)
     return as_fp8_reads(x) if of.takes_quantized else x
