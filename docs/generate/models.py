@@ -10,7 +10,7 @@ from docs.generate.markdown import code, heading, table
 
 from stoker_runtime.models.architectures.table import ARCHITECTURES, MODELS
 from stoker_runtime.models.encoders.table import ENCODERS
-from stoker_runtime.models.gguf_config import ARCHITECTURES as GGUF
+from stoker_runtime.models.gguf import GGUF_ROWS
 
 INTRODUCTION = """
 What `architectures` of a model's config.json may say. Models are examples: whatever has the architecture is served,
@@ -21,8 +21,9 @@ whatever it is called, and a setting that is not understood is refused by name. 
 def page() -> str:
     """docs/reference/models.md."""
     ggufs: dict[str, list[str]] = {}
-    for spoken, name in GGUF.items():
-        ggufs.setdefault(name, []).append(spoken)
+    for spoken, row in GGUF_ROWS.items():
+        for name in (row.architecture, *row.variants):
+            ggufs.setdefault(name, []).append(spoken)
     rows = [
         (code(name), MODELS.get(name, ""), ", ".join(map(code, ggufs.get(name, ())))) for name in sorted(ARCHITECTURES)
     ]

@@ -1,6 +1,6 @@
 """Products of activations and weights in integers of eight bits (W8A8): `int8_linear`.
 
-`triton_int8.py` quantizes activations and multiplies on every GPU, `reference.py` is the oracle and the CPU's.
+`triton_int8.py` multiplies on every GPU what `quant` has quantized, `reference.py` is the oracle and the CPU's.
 Must never know: files and formats, models. The numbers themselves are in `quant/int8_weight.py`.
 """
 

@@ -1,5 +1,5 @@
-"""Products in integers of eight bits in Triton, for every GPU and shape: activations are quantized by a kernel a row,
-then multiplied on the tensor cores' integer path.
+"""Products in integers of eight bits in Triton, for every GPU and shape: activations that a kernel of `quant` has
+quantized are multiplied on the tensor cores' integer path.
 
 Invariants: integers and sums are those of the definition in `quant`; scales and bias are applied in fp32. Tuned for no
 shape. Knows nothing of which layer it serves.
@@ -16,34 +16,11 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import INT8_MAX, MIN_SCALE, Int8Weight
+from stoker_kernels.quant import Int8Weight
+from stoker_kernels.quant.triton_int8 import quantize_rows
 
 TOKEN_TILES = (16, 64)
 _ROWS, _COLUMNS, _WARPS = 64, 128, 4  # of a tile: weight rows, columns a step
-_QUANTIZED_AT_ONCE = 2048
-
-
-@kernel
-def quantize_int8_kernel(
-    x, data, scales, k, x_stride, BLOCK: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, LAUNCH_PDL: tl.constexpr
-):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
-    row = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, k, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        value = tl.load(x + row * x_stride + column, mask=column < k, other=0.0)
-        largest = tl.maximum(largest, tl.abs(value.to(tl.float32)))
-    scale = tl.maximum(tl.max(largest, axis=0) * (1.0 / MOST), LEAST)
-    inverse = tl.div_rn(1.0, scale)
-    for start in range(0, k, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        value = tl.load(x + row * x_stride + column, mask=column < k, other=0.0).to(tl.float32) * inverse
-        # Beyond 2^23 fp32 has no halves: added and taken away, 1.5 · 2^23 leaves the nearest integer, ties to even.
-        rounded = (tl.clamp(value, -MOST, MOST) + 12582912.0) - 12582912.0
-        tl.store(data + row * k + column, rounded.to(tl.int8), mask=column < k)
-    tl.store(scales + row, scale)
 
 
 @kernel
@@ -77,25 +54,13 @@ def int8_linear_kernel(
     tl.store(target, y.to(out.dtype.element_ty), mask=(token[None, :] < m) & (row[:, None] < n))
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Floats [T, K] → int8 [T, K] and fp32 scales [T, 1]."""
-    m, k = x.shape
-    data = torch.empty((m, k), dtype=torch.int8, device=x.device)
-    scales = torch.empty((m, 1), dtype=torch.float32, device=x.device)
-    quantize_int8_kernel[(m,)](
-        x, data, scales, k, x.stride(0), BLOCK=_QUANTIZED_AT_ONCE, MOST=INT8_MAX, LEAST=MIN_SCALE, num_warps=_WARPS,
-        **launch_options(x.device),
-    )  # fmt: skip
-    return data, scales
-
-
 def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """y = x · Wᵀ + bias."""
     (m, k), n = x.shape, weight.out_features
     y = torch.empty((m, n), dtype=x.dtype, device=x.device) if out is None else out
     if m == 0:
         return y
-    data, scales = quantize(x)
+    data, scales = quantize_rows(x)
     tokens = TOKEN_TILES[0] if m <= TOKEN_TILES[0] else TOKEN_TILES[1]
     int8_linear_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(m, tokens))](
         data, scales, weight.data, weight.scale, bias, y, m, n, k, y.stride(0),
@@ -106,12 +71,6 @@ def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tens
 
 def _register() -> None:
     for dtype in (BF16, FP16):
-        register_aot(
-            quantize_int8_kernel,
-            {"x": f"*{dtype}", "data": "*i8", "scales": f"*{FP32}", "k": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE},
-            [{"BLOCK": _QUANTIZED_AT_ONCE, "MOST": INT8_MAX, "LEAST": MIN_SCALE}],
-            options={"num_warps": _WARPS}, min_sm=80, compact=dtype == BF16,
-        )  # fmt: skip
         types = {"x": "*i8", "scales": f"*{FP32}", "data": "*i8", "scale": f"*{FP32}", "out": f"*{dtype}"}
         types |= {"m": I32, "n": I32, "k": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE}
         for bias in ({"bias": None}, {}):

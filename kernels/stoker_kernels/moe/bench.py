@@ -33,8 +33,8 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 GROUPS, GROUP = (32, 64, 128, 0), 128  # columns of integers that share a scale: to check, and to time
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
-BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, "int4": 8e-3, "nvfp4": 8e-3}
 KINDS: tuple[ExpertKind, ...] = get_args(ExpertKind)
+BOUNDS = dict.fromkeys(KINDS, 8e-3) | {"fp8_channel": 6e-2, "fp8_block": 6e-2, "int8_channel": 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         count, top_k = generator.choice([4, 9, 16, 60]), generator.choice([1, 2, 4])
         tokens = generator.choice([1, 3, 16, 17, 40, 100, 333, 1500])
         kind = generator.choice(KINDS)
-        unit = 32 if kind in ("mxfp4", "int4") else 16
+        unit = 32 if kind in ("mxfp4", "int4", "int8") else 16
         ffn, hidden = unit * generator.randrange(4, 30), unit * generator.randrange(4, 40)
         weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
         x = torch.randn(tokens, hidden, device=device).bfloat16()
@@ -134,7 +134,7 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
 
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
-    operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized else 1)
+    operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized or weights.takes_int8 else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
         layer, weights.kind, tokens, distinct, timed(routed), timed(chosen), timed(by_triton), timed(whole), limit

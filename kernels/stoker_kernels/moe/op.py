@@ -33,8 +33,9 @@ for _name, _path, _supports in (
     ("reference", "reference", reference_supports),
 ):
     register("keep_experts", _name, f"stoker_kernels.moe.{_path}:keep_experts", _supports, invariant=True)
-register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
-register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
+_STORED = (FP8, torch.uint8, torch.int8)
+register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, *_STORED))
+register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, *_STORED))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
 # `fused` has run in the emulator alone: until its time is known, it is for who asks for it.
 register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)
@@ -42,13 +43,13 @@ register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(t
 
 
 def _rows_support(target: Target) -> str | None:
-    return cpu_supports(torch.bfloat16, torch.float32, FP8, torch.uint8)(target) or cpu_dot.refusal()
+    return cpu_supports(torch.bfloat16, torch.float32, *_STORED)(target) or cpu_dot.refusal()
 
 
 register_invariant("route", "fixed", "stoker_kernels.moe.fixed:route", triton_supports(*_FLOATS))
 register_invariant("route", "rows", "stoker_kernels.moe.rows:route", cpu_supports(*_FLOATS))
 register_invariant(
-    "experts", "fixed", "stoker_kernels.moe.fixed:experts", triton_supports(torch.bfloat16, FP8, torch.uint8, min_sm=90)
+    "experts", "fixed", "stoker_kernels.moe.fixed:experts", triton_supports(torch.bfloat16, *_STORED, min_sm=90)
 )
 register_invariant("experts", "rows", "stoker_kernels.moe.rows:experts", _rows_support)
 
@@ -96,8 +97,9 @@ def experts(
 ) -> Tensor:
     """Σ over a token's experts of weight · down(act(gate) · up): x [T, H] float → [T, H] of x's dtype.
 
-    Experts in FP8 read x, and the product of gate and up, quantized per token. shared: [T, H], added to the sum, times
-    sigmoid(shared_gate) [T, 1] where that is given. `limit` is the bound of the activation "clamped".
+    Experts in FP8, and those in INT8 by channels, read x, and the product of gate and up, quantized per token. shared:
+    [T, H], added to the sum, times sigmoid(shared_gate) [T, 1] where that is given. `limit` is the bound of the
+    activation "clamped".
     A token without experts gets what is shared, or zeros. Experts without a gate give down(relu(up)²), "relu2". Raises
     ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weights' dtype.
     """

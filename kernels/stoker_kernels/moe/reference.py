@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.moe.int4_layout import int4_values
+from stoker_kernels.moe.int8_layout import int8_values
 from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
 from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
-from stoker_kernels.quant import BLOCK, Quantized
+from stoker_kernels.quant import BLOCK, Quantized, quantize_int8
 
 
 def route(
@@ -92,7 +93,7 @@ def experts(
     """Expert by expert, each over its tokens; added up choice by choice."""
     tokens, top_k = routes.ids.shape
     given = x.new_zeros((tokens * top_k, weights.hidden))
-    read = rounded(x) if weights.takes_quantized else x
+    read = as_read(x, weights)
     flat = routes.ids.flatten()
     for expert in flat.unique().tolist():
         if expert < 0:
@@ -101,7 +102,7 @@ def experts(
         gate_up, down = matrices(weights, expert, x.dtype)
         both = _linear(read[pairs // top_k], gate_up, weights.gate_up_bias, expert)
         inner = activate(both, activation, limit).to(x.dtype)
-        inner = rounded(inner) if weights.takes_quantized else inner
+        inner = as_read(inner, weights)
         given[pairs] = _linear(inner, down, weights.down_bias, expert).to(x.dtype)
     sums = torch.zeros((tokens, weights.hidden), dtype=torch.float32, device=x.device)
     for choice in range(top_k):
@@ -121,6 +122,19 @@ def activate(both: Tensor, activation: ExpertActivation, limit: float) -> Tensor
         return functional.silu(gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1.0) * gate * torch.sigmoid(CLAMPED_SLOPE * gate)
+
+
+def as_read(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """What products with `weights` read of x."""
+    if weights.takes_int8:
+        return rounded_int8(x)
+    return rounded(x) if weights.takes_quantized else x
+
+
+def rounded_int8(x: Tensor) -> Tensor:
+    """x in integers of eight bits with a scale a token, in x's dtype's place: fp32 values."""
+    data, scale = quantize_int8(x)
+    return data.float() * scale
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -145,10 +159,10 @@ def matrices(weights: ExpertWeights, expert: int, dtype: torch.dtype) -> tuple[T
     if weights.gate_up_factor is not None and weights.down_factor is not None:
         up = unpack_nvfp4(gate_up, gate_up_scale) * weights.gate_up_factor[expert, :, None]
         return up, unpack_nvfp4(down, down_scale) * weights.down_factor[expert, :, None]
-    if weights.kind == "int4":
-        up = int4_values(gate_up, gate_up_scale, weights.group, dtype)
-        return up, int4_values(down, down_scale, weights.group, dtype)
-    if weights.kind == "fp8_channel":
+    if weights.in_integers:
+        values = int4_values if weights.kind == "int4" else int8_values
+        return values(gate_up, gate_up_scale, weights.group, dtype), values(down, down_scale, weights.group, dtype)
+    if weights.kind in ("fp8_channel", "int8_channel"):
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
     parts = 2 if weights.gated else 1
     halves = zip(gate_up.chunk(parts), gate_up_scale.chunk(parts), strict=True)

@@ -20,6 +20,7 @@ from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Ro
 
 _activate = each_row(reference.activate, "both")
 _rounded = each_row(reference.rounded, "x")
+_rounded_int8 = each_row(reference.rounded_int8, "x")
 
 
 def route(
@@ -56,7 +57,7 @@ def experts(
     """`moe.experts`."""
     tokens, top_k = routes.ids.shape
     given = x.new_zeros((tokens * top_k, weights.hidden))
-    read = _rounded(x) if weights.takes_quantized and tokens else x
+    read = _read(x, weights) if tokens else x
     flat = routes.ids.flatten()
     for expert in flat.unique().tolist():
         if expert < 0:
@@ -66,7 +67,7 @@ def experts(
                          reference.matrices(weights, expert, x.dtype))  # fmt: skip
         both = _biased(dot(read[pairs // top_k], gate_up), weights.gate_up_bias, expert)
         inner = _activate(both, activation, limit).to(x.dtype)
-        inner = _rounded(inner) if weights.takes_quantized else inner
+        inner = _read(inner, weights)
         given[pairs] = _biased(dot(inner, down), weights.down_bias, expert).to(x.dtype)
     sums = torch.zeros((tokens, weights.hidden), dtype=torch.float32)
     for choice in range(top_k):
@@ -75,6 +76,15 @@ def experts(
     if shared is not None:
         sums += shared.float() if shared_gate is None else _opened(shared_gate.float()) * shared.float()
     return deliver(sums, x.dtype, out)
+
+
+def _read(x: Tensor, weights: ExpertWeights) -> Tensor:
+    read: Tensor = x
+    if weights.takes_int8:
+        read = _rounded_int8(x)
+    elif weights.takes_quantized:
+        read = _rounded(x)
+    return read
 
 
 def _sigmoid(x: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def mixture_refusal(
 
 def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     tokens = x.shape[0]
-    if weights.in_four_bits or not chip_of(sm_of(x.device)).wgmma:
+    if weights.in_four_bits or weights.in_integers or weights.takes_int8 or not chip_of(sm_of(x.device)).wgmma:
         return "takes experts in 16 bits or FP8, on sm_90"
     if not weights.gated:
         return "takes experts with a gate"

@@ -20,14 +20,19 @@ from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.moe import triton_fp4, triton_int4
+from stoker_kernels.moe import triton_fp4, triton_int4, triton_int8
 from stoker_kernels.moe.int4_layout import columns_of, places_together
+from stoker_kernels.moe.int8_layout import step_columns
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
+from stoker_kernels.quant.triton_int8 import quantize_rows
 
-DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4 = range(6)
-KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4}
+DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4, INT8, INT8_CHANNEL = range(8)
+KINDS = {
+    "dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4, "int4": INT4, "nvfp4": NVFP4,
+    "int8": INT8, "int8_channel": INT8_CHANNEL,
+}  # fmt: skip
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
 
@@ -91,9 +96,9 @@ def _settled(sums, scale, x_scale, factor, bias, row, rows, source, inside, KIND
     """The sums with what was left out: channels' and tokens' scales, rows' factors, and the bias."""
     if factor is not None:
         sums *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
-    if KIND == 1:
+    if KIND == 1 or KIND == 7:
         sums *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
-    if KIND == 1 or KIND == 2:
+    if KIND == 1 or KIND == 2 or KIND == 7:
         sums *= tl.load(x_scale + source, mask=inside, other=0.0)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
@@ -117,12 +122,12 @@ def gate_up_kernel(
     inside = place < end
     source = (tl.load(order + place, mask=inside, other=0) // top_k).to(tl.int64)
     tall = PARTS * ffn
-    if KIND >= 3:
+    if KIND >= 3 and KIND <= 5:
         weight += expert * tall * (hidden // 8)
     else:
         weight += expert * tall * hidden
     gate_scale, up_scale = scale, scale
-    if KIND == 1:
+    if KIND == 1 or KIND == 7:
         gate_scale += expert * tall
         up_scale = gate_scale + ffn
     elif KIND == 2:
@@ -132,7 +137,7 @@ def gate_up_kernel(
     elif KIND == 3 or KIND == 5:
         gate_scale += expert * triton_fp4.steps_of(hidden, 16 if KIND == 5 else 32) * tall
         up_scale = gate_scale + ffn
-    elif KIND == 4:
+    elif KIND == 4 or KIND == 6:
         gate_scale += expert * tl.cdiv(hidden, group) * tall
         up_scale = gate_scale + ffn
     gate_factor, up_factor = factor, factor
@@ -152,6 +157,12 @@ def gate_up_kernel(
             sums = triton_int4.part(
                 weight, gate_scale, x, row, source, ffn, tall, hidden, group, x_stride, inside, TOGETHER, WIDEN
             )
+        elif KIND == 7:
+            sums = triton_int8.product(weight, x, row, source, ffn, hidden, x_stride, inside, K)
+        elif KIND == 6:
+            sums = triton_int8.part(
+                weight, gate_scale, x, row, source, ffn, tall, hidden, group, x_stride, inside, K, WIDEN
+            )
         else:
             sums = _part(weight, gate_scale, x, row, source, ffn, hidden, x_stride, inside, K, KIND == 2, WIDEN)
         sums = tl.maximum(
@@ -168,6 +179,15 @@ def gate_up_kernel(
             gate, up = triton_int4.both(
                 weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, tall,
                 hidden, group, x_stride, inside, TOGETHER, WIDEN,
+            )  # fmt: skip
+        elif KIND == 7:
+            gate, up = triton_int8.products(
+                weight, weight + ffn.to(tl.int64) * hidden, x, row, source, ffn, hidden, x_stride, inside, K
+            )
+        elif KIND == 6:
+            gate, up = triton_int8.both(
+                weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, tall, hidden,
+                group, x_stride, inside, K, WIDEN,
             )  # fmt: skip
         else:
             gate, up = _both(
@@ -202,15 +222,15 @@ def down_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     pair = tl.load(order + place, mask=inside, other=0).to(tl.int64)
-    if KIND >= 3:
+    if KIND >= 3 and KIND <= 5:
         weight += expert * hidden * (ffn // 8)
     else:
         weight += expert * hidden * ffn
     if KIND == 3 or KIND == 5:
         scale += expert * triton_fp4.steps_of(ffn, 16 if KIND == 5 else 32) * hidden
-    elif KIND == 4:
+    elif KIND == 4 or KIND == 6:
         scale += expert * tl.cdiv(ffn, group) * hidden
-    elif KIND == 1:
+    elif KIND == 1 or KIND == 7:
         scale += expert * hidden
     elif KIND == 2:
         scale += (expert * tl.cdiv(hidden, 128) + tl.program_id(0) * ROWS // 128) * tl.cdiv(ffn, 128)
@@ -224,9 +244,11 @@ def down_kernel(
             weight, scale, x, row, source, hidden, hidden, ffn, ffn, inside, WIDEN, 16 if KIND == 5 else 32
         )
     elif KIND == 4:
-        sums = triton_int4.part(
-            weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, TOGETHER, WIDEN
-        )
+        sums = triton_int4.part(weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, TOGETHER, WIDEN)
+    elif KIND == 7:
+        sums = triton_int8.product(weight, x, row, source, hidden, ffn, ffn, inside, K)
+    elif KIND == 6:
+        sums = triton_int8.part(weight, scale, x, row, source, hidden, hidden, ffn, group, ffn, inside, K, WIDEN)
     else:
         sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
     sums = _settled(sums, scale, x_scale, factor, bias, row, hidden, source, inside, KIND)
@@ -325,10 +347,10 @@ def _gate_up(
     shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=weights.gated)
     group, together = _groups(weights, weights.hidden)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
-        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype), weights.gate_up_factor,
+        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype, weights.kind), weights.gate_up_factor,
         weights.gate_up_bias, plan.order, plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit,
-        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
-        TOGETHER=together, PARTS=2 if weights.gated else 1, CLAMPED=activation == "clamped",
+        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, weights.hidden, shape.columns),
+        KIND=KINDS[weights.kind], TOGETHER=together, PARTS=2 if weights.gated else 1, CLAMPED=activation == "clamped",
         WIDEN=interpreting() and x.device.type == "cpu", num_warps=shape.warps, num_stages=shape.stages,
         **launch_options(device),
     )  # fmt: skip
@@ -344,26 +366,29 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | Non
     shape = tile or _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
     group, together = _groups(weights, weights.ffn)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
-        data, scale, *_words(weights.down, weights.down_scale, inner.dtype), weights.down_factor,
+        data, scale, *_words(weights.down, weights.down_scale, inner.dtype, weights.kind), weights.down_factor,
         weights.down_bias, plan.order, plan.tiles, rows, hidden, weights.ffn, group,
-        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
-        TOGETHER=together, WIDEN=interpreting() and inner.device.type == "cpu",
+        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, weights.ffn, shape.columns),
+        KIND=KINDS[weights.kind], TOGETHER=together, WIDEN=interpreting() and inner.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
     )  # fmt: skip
     return rows
 
 
 def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
-    """What a product reads: x, or x in FP8 with a scale a row."""
+    """What a product reads: x, or x in FP8 or INT8 with a scale a row."""
+    if weights.takes_int8:
+        return quantize_rows(x)
     if not weights.takes_quantized:
         return x, None
     quantized = quantize_fp8(x)
     return quantized.data, quantized.scale
 
 
-def _words(data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def _words(data: Tensor, scale: Tensor | None, dtype: torch.dtype, kind: ExpertKind) -> tuple[Tensor, Tensor | None]:
     """What kernels read: of four bits eight codes as one number, and as one the scales of eight, or a scale and its
-    zero point. Raises ValueError for scales beside zero points of another type than x's.
+    zero point, of eight bits beside a code a byte. Raises ValueError for scales beside zero points of another type than
+    x's.
     """
     if scale is None or data.dtype != torch.uint8:
         return data, scale
@@ -371,14 +396,16 @@ def _words(data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tens
         return data.view(torch.int32), scale.view(torch.int64)
     if scale.dtype != dtype:
         raise ValueError(f"scales of experts in integers are {scale.dtype}, but x is {dtype}")
-    return data.view(torch.int32), scale.view(torch.int32 if dtype.itemsize == 2 else torch.int64)
+    settings = scale.view(torch.int32 if dtype.itemsize == 2 else torch.int64)
+    return data if kind == "int8" else data.view(torch.int32), settings
 
 
 def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
     """Of integers the columns of a group, and how many code places of a step share one; else none."""
-    if weights.kind != "int4":
+    if not weights.in_integers:
         return None, 1
-    return columns_of(weights.group, columns), places_together(weights.group, columns)
+    together = places_together(weights.group, columns) if weights.kind == "int4" else 1
+    return columns_of(weights.group, columns), together
 
 
 def _row_tile(
@@ -390,10 +417,14 @@ def _row_tile(
     return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8)
 
 
-def _step(weights: ExpertWeights, columns: int) -> int:
-    """Columns a step: of weights with blocks exactly one block, else the bytes of `columns` in 16 bits, or fewer."""
+def _step(weights: ExpertWeights, width: int, columns: int) -> int:
+    """Columns a step of rows `width` wide: of weights with blocks exactly one block, of integers in bytes no more than
+    a group's, else the bytes of `columns` in 16 bits, or fewer.
+    """
     if weights.in_four_bits:
         return columns
+    if weights.kind == "int8":
+        return min(columns, step_columns(weights.group, width))
     if weights.kind == "fp8_block":
         return BLOCK
     return min(BLOCK, columns * 2 // weights.down.element_size())

@@ -16,11 +16,11 @@ from stoker_kernels.moe.int4_layout import groups_of, pack_int4
 from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4
 from stoker_kernels.moe.nvfp4_layout import pack_nvfp4, quantize_nvfp4
 from stoker_kernels.moe.steps import PLACES, steps_of
-from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_integers
+from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_int8, quantize_integers
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp4"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp4", "int8", "int8_channel"]
 # "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate). "relu2": max(up, 0)², of
 # experts without a gate.
 ExpertActivation = Literal["silu", "clamped", "relu2"]
@@ -89,13 +89,14 @@ class ExpertWeights:
     """The experts of a layer, stacked.
 
     gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
-    fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and
-    [E, ⌈H/128⌉, ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and
-    [E, steps of F, H, 8], as `mxfp4_layout` says. nvfp4: the same by `nvfp4_layout`, and factors fp32 [E, 2F] and
-    [E, H]. int4: codes of the same shapes, and of a float dtype scales beside zero points, [E, groups of H, 2F, 2] and
-    [E, groups of F, H, 2], a group `group` columns, or 0: the whole row, as `int4_layout` says. Biases: [E, 2F] and
-    [E, H] or None. Experts without a gate have F rows in place of 2F throughout.
-    Raises ValueError where they do not fit together.
+    fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and [E, ⌈H/128⌉,
+    ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and [E, steps of F, H,
+    8], as `mxfp4_layout` says. nvfp4: the same by `nvfp4_layout`, and factors fp32 [E, 2F] and [E, H]. int4: codes of
+    the same shapes, and of a float dtype scales beside zero points, [E, groups of H, 2F, 2] and [E, groups of F, H, 2],
+    a group `group` columns, or 0: the whole row, as `int4_layout` says. int8: the same scales of codes uint8 [E, 2F, H]
+    and [E, H, F], as `int8_layout` says. Biases: [E, 2F] and [E, H] or None. Experts without a gate have F rows in
+    place of 2F throughout.
+    int8_channel: int8 with the scales of fp8_channel. Raises ValueError where they do not fit together.
     """
 
     gate_up: Tensor
@@ -118,7 +119,8 @@ class ExpertWeights:
             raise ValueError("the weights of experts are contiguous")
         expected = expert_scale_shapes(self.kind, experts, ffn, hidden, self.group, gated=self.gated)
         got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
-        fits = self.gate_up.dtype == (torch.uint8 if self.in_four_bits else FP8)
+        codes = torch.uint8 if self.in_four_bits or self.in_integers else FP8
+        fits = self.gate_up.dtype == (torch.int8 if self.takes_int8 else codes)
         if got != expected or not (self.gate_up.is_floating_point() if self.kind == "dense" else fits):
             raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
         factors = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_factor, self.down_factor))
@@ -137,9 +139,19 @@ class ExpertWeights:
         return self.kind in ("fp8_channel", "fp8_block")
 
     @property
+    def takes_int8(self) -> bool:
+        """Whether products read activations in integers of eight bits."""
+        return self.kind == "int8_channel"
+
+    @property
     def in_four_bits(self) -> bool:
         """Whether codes are words of eight."""
         return self.kind in ("mxfp4", "int4", "nvfp4")
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether codes have zero points beside their scales."""
+        return self.kind in ("int4", "int8")
 
     @property
     def _per_item(self) -> int:
@@ -169,19 +181,19 @@ def expert_scale_shapes(
     parts = 2 if gated else 1
     if kind == "dense":
         return None, None
-    if kind == "fp8_channel":
+    if kind in ("fp8_channel", "int8_channel"):
         return (experts, parts * ffn), (experts, hidden)
     if kind in ("mxfp4", "nvfp4"):
         up, down = (len(steps_of(columns, FP4_BLOCKS[kind])) for columns in (hidden, ffn))
         return (experts, up, parts * ffn, PLACES), (experts, down, hidden, PLACES)
-    if kind == "int4":
+    if kind in ("int4", "int8"):
         return (experts, groups_of(group, hidden), parts * ffn, 2), (experts, groups_of(group, ffn), hidden, 2)
     wide, high = -(-ffn // BLOCK), -(-hidden // BLOCK)
     return (experts, parts * wide, high), (experts, high, wide)
 
 
 def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -> ExpertWeights:
-    """Dense experts in FP8, each of gate, up and down by itself as `quantize_weight` does it, or in four bits."""
+    """Dense experts in FP8, each of gate, up and down by itself as `quantize_weight` does it, in integers or FP4."""
     from stoker_kernels.quant import quantize_weight
 
     if kind == "dense":
@@ -192,8 +204,15 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -
         return ExpertWeights(*made, gate_up_factor=up[2], down_factor=down[2])
     if kind == "mxfp4":
         return _packed(weights, kind, _in_mxfp4(weights.gate_up), _in_mxfp4(weights.down), 0)
-    if kind == "int4":
-        return _packed(weights, kind, _in_int4(weights.gate_up, group), _in_int4(weights.down, group), group)
+    if kind == "int4" or kind == "int8":
+        bits = 4 if kind == "int4" else 8
+        return _packed(
+            weights, kind, _in_integers(weights.gate_up, bits, group), _in_integers(weights.down, bits, group), group
+        )
+    if kind == "int8_channel":
+        made_up, made_down = quantize_int8(weights.gate_up), quantize_int8(weights.down)
+        settings = (made_up[1][..., 0], made_down[1][..., 0], weights.gate_up_bias, weights.down_bias)
+        return ExpertWeights(made_up[0], made_down[0], kind, *settings)
     gate_ups, downs, parts = [], [], 2 if weights.gated else 1
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
         gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(parts)])
@@ -226,10 +245,11 @@ def _in_nvfp4(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(data), torch.stack(scales), factors.contiguous()
 
 
-def _in_int4(matrices: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    made = [quantize_integers(each, 4, group or each.shape[1]) for each in matrices]
+def _in_integers(matrices: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    made = [quantize_integers(each, bits, group or each.shape[1]) for each in matrices]
     scales = [torch.stack([scale, zero.float()], -1) for _, scale, zero in made]
-    return torch.stack([pack_int4(codes) for codes, _, _ in made]), torch.stack(scales).to(matrices.dtype)
+    codes = [pack_int4(codes) if bits == 4 else codes for codes, _, _ in made]
+    return torch.stack(codes), torch.stack(scales).to(matrices.dtype)
 
 
 def _scale(scale: Tensor | None, kind: ExpertKind) -> Tensor:

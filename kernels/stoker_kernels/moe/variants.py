@@ -59,7 +59,7 @@ _PACKED_CHOICES = {
     | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
-BLOCKS, PACKED, INTEGERS, NVFP4 = 2, 3, 4, 5
+BLOCKS, PACKED, INTEGERS, NVFP4, BYTES, BOTH = 2, 3, 4, 5, 6, 7
 # Code places of a step that share a group of 32, 64 and 128 columns.
 TOGETHER = (1, 2, 4)
 
@@ -144,6 +144,13 @@ def _register_products() -> None:
         for together in TOGETHER:
             shared: dict[str, object] = {"x_scale": None, "bias": None, "factor": None, "TOGETHER": together}
             _register_product(gated, table, INTEGERS, 80, integers, shared)
+    # In bytes: groups of 128 columns and more, or whole rows.
+    bytes_ = integers | {"weight": "*u8"}
+    for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
+        _register_product(gated, table, BYTES, 80, bytes_, {"x_scale": None, "bias": None, "factor": None})
+    both = plan | {"x": "*i8", "weight": "*i8", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
+    for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
+        _register_product(gated, table, BOTH, 80, both, {"group": None, "factor": None, "bias": None})
 
 
 def _register_product(
@@ -158,7 +165,7 @@ def _register_product(
         constants = {"CLAMPED": biased, "PARTS": 2} | constants
     for tokens, shapes in table.items():
         for shape in shapes:
-            columns = shape.columns if kind in (0, PACKED, INTEGERS, NVFP4) else 128
+            columns = shape.columns if kind in (0, PACKED, INTEGERS, NVFP4, BYTES) else 128
             register_aot(
                 triton_experts.gate_up_kernel if gate_up else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],

@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.gguf_config import config_from_gguf
+from stoker_runtime.models.gguf import config_from_gguf
 from stoker_runtime.models.shapes import SHAPES
 
 SHAPE_PREFIX = "shape:"

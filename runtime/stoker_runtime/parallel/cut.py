@@ -35,7 +35,14 @@ from stoker_runtime.parallel.split import (
     split_spec,
     whole_name,
 )
-from stoker_runtime.weights.routing import GGUF_LAYERS, Vocabulary, piece_rows, stored_form, tensor_names
+from stoker_runtime.weights.routing import (
+    GGUF_LAYERS,
+    Vocabulary,
+    piece_rows,
+    stored_form,
+    tensor_names,
+    widening_halves,
+)
 
 # Which dimension of a [n, k] weight each dimension of a tensor beside it follows, by the tensor's last name: of a
 # weight itself, of scales, of integers in words, of their groups. Others, as input scales, are the same on every rank.
@@ -69,6 +76,9 @@ class Cut:
         for parameter in self.spec.parameters():
             whole = self._whole(parameter.name)
             names = tensor_names(self.spec, parameter.name, vocabulary)
+            if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, own)):
+                found |= self._widening(whole, halves)
+                continue
             stored = stored_form(self.spec, parameter.name, vocabulary)
             if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
                 found |= self._stacked(names[0], own, field_of(parameter.name), stored)
@@ -91,6 +101,12 @@ class Cut:
         axis = stacked_axis(moe, self.whole.hidden, self._place, field, stored)
         names = (name, f"{name}_blocks", f"{name}_scales")
         return {each: cut_stacked(own[each], axis) for each in names if each in own}
+
+    def _widening(self, whole: Parameter, halves: tuple[TensorEntry, ...]) -> dict[str, TensorEntry]:
+        """The rank's heads of what widens latents, in a file that has keys and values apart, head by head."""
+        rows, _ = piece_window(self.whole, self._place, whole, 0)
+        each = whole.shape[0] // self.whole.heads
+        return {half.name: rows_of(half, range(rows.start // each, rows.stop // each)) for half in halves}
 
     def _is_mine(self, name: str, vocabulary: Vocabulary) -> bool:
         """Whether a tensor of no layer belongs to this rank's stage; those of its layers do."""

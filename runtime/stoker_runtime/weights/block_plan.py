@@ -25,6 +25,7 @@ from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.config_source import ModelSource, SourceKind
 from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.gguf_entries import brought_apart
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 
 KEPT = "gguf"
@@ -74,7 +75,7 @@ def keep_blocks(spec: ModelSpec, source: ModelSource, asked: str, device: str, *
 
 
 def _planned(spec: ModelSpec, path: Path, stays: Callable[[Route], bool], device: str, *, asked: bool) -> ModelSpec:
-    routes = route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF)
+    routes = route(spec, brought_apart(spec, read_gguf_header(path).tensors), Vocabulary.GGUF)
     blocks: dict[str, tuple[BlockPart, ...]] = {}
     decoded: dict[str, list[str]] = defaultdict(list)
     for parameter in spec.parameters():

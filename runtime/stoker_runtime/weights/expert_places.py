@@ -17,8 +17,6 @@ from stoker_kernels.quant import quantize_integers
 
 # Values of a matrix that are rounded, or laid out, together: in 32 bits 64 MiB.
 ROUNDED_AT_ONCE = 1 << 24
-MIDDLE = 8.0
-"""The zero point of codes that have none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,8 @@ class Fp4Experts:
 
 @dataclass(frozen=True)
 class IntegerExperts:
-    """Codes uint8 [E, rows, K / 2] and, of the model's type, scales beside zero points [E, groups, rows, 2].
+    """Codes uint8 [E, rows, K / 2] of four bits, or [E, rows, K] of eight, and, of the model's type, scales beside zero
+    points [E, groups, rows, 2].
 
     `group`: columns that share them, 0: the whole row.
     """
@@ -76,8 +75,13 @@ class IntegerExperts:
     data: Tensor
     scale: Tensor
     group: int
-    kind: ClassVar[ExpertKind] = "int4"
+    bits: int = 4
     factor: ClassVar[None] = None
+
+    @property
+    def kind(self) -> ExpertKind:
+        """As which the products read them."""
+        return "int4" if self.bits == 4 else "int8"
 
     def store(self, row: int, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
         """Lay out rows of one expert, from `row` of all experts' on: uint8 codes [rows, K], scales and zero points
@@ -85,10 +89,11 @@ class IntegerExperts:
         """
         expert, first = divmod(row, self.data.shape[1])
         rows = slice(first, first + codes.shape[0])
-        self.data[expert, rows].copy_(pack_int4(codes))
+        self.data[expert, rows].copy_(pack_int4(codes) if self.bits == 4 else codes)
         self.scale[expert, :, rows, 0].copy_(scale)
         if zero is None:
-            self.scale[expert, :, rows, 1] = MIDDLE
+            # Codes without zero points stand around the middle.
+            self.scale[expert, :, rows, 1] = float(1 << self.bits - 1)
         else:
             self.scale[expert, :, rows, 1].copy_(zero)
 
@@ -99,7 +104,7 @@ class IntegerExperts:
         for begin in range(0, whole.shape[0], rows):
             for row in range(begin, begin + rows, together):
                 part = whole[row : min(row + together, begin + rows)]
-                self.store(row, *quantize_integers(part, 4, self.group or columns))
+                self.store(row, *quantize_integers(part, self.bits, self.group or columns))
 
 
 ExpertPlace = Fp4Experts | IntegerExperts

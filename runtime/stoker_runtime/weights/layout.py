@@ -227,9 +227,10 @@ class WeightArena:
             views = [self._take((count, n // count), torch.float32, size) for size in factors]
             return Fp4Experts(data, scale, *views)
         codes, scales = scheme.experts_sizes(n, k, self.dtype.itemsize)
-        data = self._take((count, n // count, k // 2), torch.uint8, codes)
+        data = self._take((count, n // count, k * scheme.bits // 8), torch.uint8, codes)
         groups = -(-k // scheme.columns(k))
-        return IntegerExperts(data, self._take((count, groups, n // count, 2), self.dtype, scales), scheme.group)
+        settings = self._take((count, groups, n // count, 2), self.dtype, scales)
+        return IntegerExperts(data, settings, scheme.group, scheme.bits)
 
     def _place_fp4(self, parameter: Parameter, scheme: Fp4Scheme) -> Fp4Weight:
         n, k = parameter.shape
@@ -336,6 +337,8 @@ class WeightArena:
             blocks = weight.kind == "fp8_block"
             scale = weight.scale.view(experts, -1, weight.scale.shape[1]) if blocks else weight.scale.view(experts, -1)
             data = weight.data.view(experts, -1, weight.in_features)
+            if isinstance(weight, Int8Weight):
+                return data, scale, "int8_channel", bias
             return data, scale, "fp8_block" if blocks else "fp8_channel", bias
 
         def dense(field: str) -> LinearWeight | None:

@@ -46,6 +46,7 @@ from stoker_runtime.weights.fp8_scales import (
     with_scales,
 )
 from stoker_runtime.weights.gguf_decode import make_decoder
+from stoker_runtime.weights.gguf_entries import brought_apart
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import mxfp4
@@ -157,7 +158,8 @@ def _routes(
     kind: SourceKind, path: Path, spec: ModelSpec, cut: RankCut | None = None
 ) -> tuple[Routes, Scales, Integers, KvScales]:
     if kind is SourceKind.GGUF:
-        found, kv_scales, vocabulary = read_gguf_header(path).tensors, KvScales(), Vocabulary.GGUF
+        found = brought_apart(cut.whole if cut else spec, read_gguf_header(path).tensors)
+        kv_scales, vocabulary = KvScales(), Vocabulary.GGUF
     else:
         row = ROWS[spec.architecture]
         entries = renamed(read_checkpoint_index(path), row.renamed)
@@ -317,6 +319,8 @@ def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
             found = found.view(piece.shape[::-1]).t().contiguous()
         if piece.paired:
             found = found.view(piece.shape[0] // 2, 2, -1).transpose(0, 1).contiguous()
+        if piece.logarithm:
+            found = found.float().neg().log()
         return found.float() + piece.offset if piece.offset else found
 
     return decode

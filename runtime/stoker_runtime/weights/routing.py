@@ -8,7 +8,7 @@ Knows nothing of bytes and devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ROWS, Names
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.grouped_rows import grouped_rows
+from stoker_runtime.models.grouped_rows import Groups, grouped_rows
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
 
@@ -25,7 +25,7 @@ GGUF_LAYERS = "blk."
 SCORE_HEAD = "score.weight"
 """The head of a decoder that classifies, in transformers' words."""
 # Factors that the configuration was read from.
-GGUF_IGNORED = r"rope_freqs\.weight"
+GGUF_IGNORED = r"rope_(freqs|factors_(long|short))\.weight"
 
 
 class Vocabulary(StrEnum):
@@ -39,10 +39,11 @@ class Vocabulary(StrEnum):
 class Route:
     """Checkpoint tensor `entry` becomes rows `[row, row + shape[0])` of final tensor `parameter`.
 
-    `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
-    checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
+    `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the checkpoint
+    and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
     it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
-    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`.
+    whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`. `logarithm`: what is meant is the
+    logarithm of what it holds, whose sign is turned.
     """
 
     entry: TensorEntry
@@ -56,11 +57,12 @@ class Route:
     scales: TensorEntry | None = None
     source: int = 0
     source_rows: int = 0
+    logarithm: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether its numbers are copied as they lie."""
-        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales)
+        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales or self.logarithm)
 
     @property
     def together(self) -> int:
@@ -91,10 +93,14 @@ def _pieces(
     stored = stored_form(spec, parameter.name, vocabulary)
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
+    if vocabulary is Vocabulary.GGUF and (parts := _state_parts(parameter.name, entries)):
+        return tuple(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
         return tuple(_grouped(spec, parameter, entries, vocabulary))
     if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
         return tuple(_stacked(spec, parameter, entries, stored))
+    if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, entries)):
+        return tuple(_widening(spec, parameter, halves))
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
     # GGUF's converter has added it already.
     offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
@@ -107,7 +113,8 @@ def _pieces(
         entry = find_entry(entries, name, shape[::-1] if transposed else shape, spec.architecture)
         # Values are never rotated: of Q, K and V the third keeps its rows.
         rotated = head_rows if position < 2 else 0
-        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset))
+        decay = vocabulary is Vocabulary.GGUF and parameter.name.endswith(".a_log")
+        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset, logarithm=decay))
         row += rows
     return tuple(pieces)
 
@@ -117,7 +124,14 @@ def _grouped(
 ) -> Iterator[Route]:
     """Tensors whose rows lie in groups, of which each has a part of several pieces, brought apart."""
     names = tensor_names(spec, parameter.name, vocabulary)
-    for name, groups in zip(names, grouped_rows(spec, parameter.name.rpartition(".")[2]), strict=True):
+    tensors = grouped_rows(spec, parameter.name.rpartition(".")[2])
+    yield from _in_groups(spec, parameter, entries, zip(names, tensors, strict=True))
+
+
+def _in_groups(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], tensors: Iterable[tuple[str, Groups]]
+) -> Iterator[Route]:
+    for name, groups in tensors:
         entry = find_entry(entries, name, (groups.rows, *parameter.shape[1:]), spec.architecture)
         source = 0
         for group in range(groups.count):
@@ -128,6 +142,30 @@ def _grouped(
                     source=source, source_rows=groups.rows,
                 )  # fmt: skip
                 source += rows
+
+
+def _state_parts(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    """Of a GGUF file that holds what the delta rule reads by parts, all queries before all keys, the names of these."""
+    if not parameter.endswith(".state_in"):
+        return ()
+    prefix = f"{GGUF_LAYERS}{parameter.split('.')[1]}"
+    names = (f"{prefix}.attn_qkv.weight", f"{prefix}.attn_gate.weight")
+    return names if all(name in entries for name in names) else ()
+
+
+def _read_by_state(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], parts: tuple[str, ...]
+) -> Iterator[Route]:
+    """What is convolved, then the gate; what is learned and forgotten by lies in groups as ever."""
+    state = spec.recurrent
+    assert state is not None, "what a state reads is of a layer with one"
+    row = 0
+    for name, rows in zip(parts, (state.channels, state.inner), strict=True):
+        shape = (rows, *parameter.shape[1:])
+        yield Route(find_entry(entries, name, shape, spec.architecture), parameter.name, row, shape)
+        row += rows
+    (last,) = tensor_names(spec, parameter.name, Vocabulary.GGUF)[1:]
+    yield from _in_groups(spec, parameter, entries, [(last, grouped_rows(spec, "state_in")[1])])
 
 
 def _by_head(
@@ -169,6 +207,30 @@ def _stacked(
         )  # fmt: skip
 
 
+def widening_halves(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[TensorEntry, ...]:
+    """Of a GGUF file that holds what widens latents in two tensors, those: of keys `[heads, rank, key]`, turned, and of
+    values `[heads, value, rank]`. Else none.
+    """
+    if not parameter.endswith(".kv_b"):
+        return ()
+    names = (f"{GGUF_LAYERS}{parameter.split('.')[1]}.attn_{half}_b.weight" for half in "kv")
+    return tuple(entries[name] for name in names if name in entries)
+
+
+def _widening(spec: ModelSpec, parameter: Parameter, halves: tuple[TensorEntry, ...]) -> Iterator[Route]:
+    latent = spec.latent
+    assert latent is not None, "what is widened is latent"
+    rank, keys, values = latent.kv_lora_rank, latent.qk_nope_head_dim, latent.v_head_dim
+    shapes = ((spec.heads, rank, keys), (spec.heads, values, rank))
+    for half, shape in zip(halves, shapes, strict=True):
+        find_entry({half.name: half}, half.name, shape, spec.architecture)
+    for head in range(spec.heads):
+        start = head * (keys + values)
+        of_keys, of_values = (rows_of(half, head, (1, *half.shape[1:])) for half in halves)
+        yield Route(of_keys, parameter.name, start, (keys, rank), transposed=True)
+        yield Route(of_values, parameter.name, start + keys, (values, rank))
+
+
 def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
@@ -178,8 +240,15 @@ def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEnt
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
-    """GGUF's files hold all pieces by rows: their converter has brought them there."""
-    return Stored.ROWS if vocabulary is Vocabulary.GGUF else _names(spec, parameter).stored
+    """GGUF's converter has brought all pieces to rows, and `gguf_entries` experts apart."""
+    names = _names(spec, parameter)
+    if vocabulary is Vocabulary.GGUF:
+        return Stored.BY_EXPERT if _is_by_expert(names.gguf) else names.gguf_stored
+    return names.stored
+
+
+def _is_by_expert(names: tuple[str, ...]) -> bool:
+    return any("{expert}" in name for name in names)
 
 
 def _names(spec: ModelSpec, parameter: str) -> Names:
@@ -200,7 +269,7 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
         return spoken
     prefix = ROWS[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
     layer = parameter.split(".")[1]
-    if names.stored is Stored.BY_EXPERT and spec.moe is not None:
+    if _is_by_expert(spoken) and spec.moe is not None:
         spoken = tuple(name.format(expert=expert) for expert in spec.moe.here for name in spoken)
     return tuple(f"{prefix}{layer}.{name}" for name in spoken)
 
@@ -215,7 +284,7 @@ def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int,
         return (parameter.shape[0],)
     if spec.latent is not None and parameter.name.endswith(".qkv"):
         return (spec.latent.queries(spec.heads), spec.latent.cached)
-    if pieces == 3 and parameter.role is not Role.EXPERTS:
+    if pieces == 3 and "experts_" not in parameter.name:
         return (spec.q_size, spec.kv_size, spec.kv_size)
     return (parameter.shape[0] // pieces,) * pieces
 
@@ -234,7 +303,8 @@ def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
         return True
     if spec.scores and name == SCORE_HEAD:
         return True
-    draft = re.match(re.escape(ROWS[spec.architecture].layers) + r"(\d+)\.", name)
+    layers = ROWS[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
+    draft = re.match(re.escape(layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:
         return True
     ignored = ROWS[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED

@@ -150,12 +150,23 @@ def int4_numbers(data: Tensor, scale: Tensor, group: int) -> Tensor:
     return (codes - settings[..., 1].t()) * settings[..., 0].t()
 
 
-def int4_experts(weights: ExpertWeights) -> ExpertWeights:
+def int8_numbers(data: Tensor, scale: Tensor, group: int) -> Tensor:
+    """fp64 [R, K] of rows of codes, a byte each, and of scales beside zero points [groups, R, 2]."""
+    columns = data.shape[1]
+    numbers = torch.empty(data.shape, dtype=torch.float64, device=data.device)
+    for column in range(columns):
+        settings = scale[column // (group or columns)].double()
+        numbers[:, column] = (data[:, column].double() - settings[:, 1]) * settings[:, 0]
+    return numbers
+
+
+def integer_experts(weights: ExpertWeights) -> ExpertWeights:
     """The same experts in fp32, decoded number by number."""
     assert weights.gate_up_scale is not None
     assert weights.down_scale is not None
+    numbers = int4_numbers if weights.kind == "int4" else int8_numbers
     up, down = (
-        torch.stack([int4_numbers(*each, weights.group) for each in zip(data, scale, strict=True)]).float()
+        torch.stack([numbers(*each, weights.group) for each in zip(data, scale, strict=True)]).float()
         for data, scale in ((weights.gate_up, weights.gate_up_scale), (weights.down, weights.down_scale))
     )
     return ExpertWeights(up, down, gate_up_bias=weights.gate_up_bias, down_bias=weights.down_bias)

@@ -1,4 +1,6 @@
-"""Experts in NVFP4, and those without a gate, compiled with no GPU: that they fit, and multiply where products are."""
+"""Experts in NVFP4 and integers of eight bits, and those without a gate, compiled with no GPU: that they fit, and
+multiply where products are.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,10 @@ from stoker_kernels.moe import triton_experts
         (90, "down_kernel", triton_experts.NVFP4, None),
         (90, "gate_up_kernel", triton_experts.NVFP4, 1),
         (90, "gate_up_kernel", triton_experts.DENSE, 1),
+        (80, "gate_up_kernel", triton_experts.INT8, 2),
+        (90, "down_kernel", triton_experts.INT8, None),
+        (80, "gate_up_kernel", triton_experts.INT8_CHANNEL, 2),
+        (90, "gate_up_kernel", triton_experts.INT8_CHANNEL, 2),
     ],
 )
 def test_the_widest_tile_compiles_and_fits(sm: int, kernel: str, kind: int, parts: int | None) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import int4_code, int4_experts, mixed, random_experts
+from tests.kernels.moe.oracle import int4_code, integer_experts, mixed, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_int4, quantize_experts, route
 from stoker_kernels.moe.int4_layout import int4_values, unpack_int4
@@ -41,7 +41,7 @@ def test_the_reference_gives_the_weighted_sum_of_the_numbers(tokens: int, group:
     dense = random_experts(4, 96, 288, torch.float32, CPU, bias=True, seed=tokens)
     weights = quantize_experts(dense, "int4", group)
     assert (weights.experts, weights.ffn, weights.hidden, weights.takes_quantized) == (4, 96, 288, False)
-    wide = int4_experts(weights)
+    wide = integer_experts(weights)
     # Within half a step of what was rounded, a fifteenth of a group's range.
     assert (wide.down - dense.down).abs().max() < dense.down.abs().max() * 2 / 15 * 0.51
     x, found = torch.randn(tokens, 288), route(torch.randn(tokens, 4), Routing(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import int4_experts, mixed, random_experts
+from tests.kernels.moe.oracle import integer_experts, mixed, random_experts
 from tests.kernels.moe.test_on_device import TOLERANCE, distributed
 
 from stoker_kernels.moe import Routing, quantize_experts, reference, triton_experts, triton_route
@@ -32,7 +32,7 @@ def test_products_are_those_of_the_numbers(
     logits = distributed(tokens, 2, 4, "any").to(device)
     found = triton_route.route(logits, Routing(2, renormalize=True), slot_mapping=slots)
     got = triton_experts.experts(x, found, weights)
-    expected = mixed(x, found.ids, found.weights, int4_experts(weights), "silu", 0.0)
+    expected = mixed(x, found.ids, found.weights, integer_experts(weights), "silu", 0.0)
     scale = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
 

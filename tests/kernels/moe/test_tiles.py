@@ -43,7 +43,8 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         for each in aot.variants(90)
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
-    kinds = (triton_experts.DENSE, triton_experts.CHANNEL, triton_experts.BLOCKED)
+    in_fp8 = (triton_experts.CHANNEL, triton_experts.BLOCKED)
+    kinds = (triton_experts.DENSE, triton_experts.INT8, triton_experts.INT8_CHANNEL, *in_fp8)
     packed_kinds = (triton_experts.MXFP4, triton_experts.INT4, triton_experts.NVFP4)
     for name in ("gate_up_kernel", "down_kernel"):
         fixed = dict.fromkeys(kinds, tiles.FIXED_TILE) | dict.fromkeys(packed_kinds, tiles.FIXED_PACKED_TILE)
@@ -60,7 +61,7 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         for kind in packed_kinds:
             assert (name, kind, tile, packed.rows, packed.warps, packed.stages) in ahead
         for kind in kinds:
-            for as_fp8 in {False, kind != triton_experts.DENSE}:
+            for as_fp8 in {False, kind in in_fp8}:
                 shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8)
                 assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
 

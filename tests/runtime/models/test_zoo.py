@@ -337,12 +337,12 @@ def _sizes(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def save_random(name: str, folder: Path) -> Any:
-    """Save a random model of the row into `folder`; returns transformers' own."""
+def save_random(name: str, folder: Path, **changes: Any) -> Any:
+    """Save a random model of the row, and of `changes` to its sizes, into `folder`; returns transformers' own."""
     import transformers
 
     row, rng = ROWS[name], random.Random(f"{SEED}{name}")
-    sizes = {**_sizes(rng), **row.changes(rng)}
+    sizes = {**_sizes(rng), **row.changes(rng), **changes}
     given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
     given = {"text_config": given, "vision_config": VISION} if row.model else given
     config = getattr(transformers, row.config)(**given)
@@ -383,7 +383,7 @@ def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_m
     plain = reference_logits(ours.spec, ours.decoder.weights, prompts[0], 0)
     torch.testing.assert_close(plain, expected[0], atol=limit, rtol=limit)
     ours.forget()
-    assert ours.greedy(prompts[:1], 64)[0] == _greedy(theirs, prompts[0], 64)
+    assert ours.greedy(prompts[:1], 64)[0] == greedy_tokens(theirs, prompts[0], 64)
     ours.forget()
     ours.step([(0, prompts[2][:23]), (1, prompts[0])])
     ours.step([(1, [5]), (0, prompts[2][23:24])])
@@ -392,7 +392,8 @@ def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_m
     torch.testing.assert_close(mixed[1], expected[1][-1], atol=limit, rtol=limit)
 
 
-def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
+def greedy_tokens(model: Any, prompt: list[int], steps: int) -> list[int]:
+    """So many tokens of transformers' own model, the likeliest one each time."""
     tokens: list[int] = []
     # transformers called it past_key_values until 5.20.
     named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

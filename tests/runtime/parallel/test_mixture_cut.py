@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, awq, compressed, compressed_config
+from tests.runtime.weights.test_integer_experts import INT8_CONFIG
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
-from stoker_kernels.quant import quantize_weight
+from stoker_kernels.quant import quantize_int8, quantize_weight
 from stoker_runtime.bench.reference.mixture import expert_values
 from stoker_runtime.checkpoint.read_entry import SMALL_GAP, read_entry
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
@@ -88,14 +89,26 @@ def fp8(folder: Path, form: str) -> str:
     return write(folder, QWEN | quantized, found)
 
 
+def int8(folder: Path) -> str:
+    """A checkpoint whose experts are in INT8, as their activations are."""
+    found: dict[str, Tensor] = {}
+    for expert in range(EXPERTS):
+        for name, shape in (("gate", (FFN, HIDDEN)), ("up", (FFN, HIDDEN)), ("down", (HIDDEN, FFN))):
+            data, scale = quantize_int8(torch.randn(shape))
+            found |= {f"{expert}.{name}_proj.weight": data, f"{expert}.{name}_proj.weight_scale": scale}
+    config = INT8_CONFIG | {"ignore": ["re:.*self_attn.*", "lm_head"]}
+    return write(folder, QWEN | {"quantization_config": config}, found)
+
+
 def integers(folder: Path, form: str) -> str:
-    """A checkpoint whose experts are in integers of four bits."""
-    config = AWQ_CONFIG if form == "awq" else compressed_config(32, zeros=True)
+    """A checkpoint whose experts are in integers of four bits, or of eight."""
+    bits = 8 if form == "compressed-8" else 4
+    config = AWQ_CONFIG if form == "awq" else compressed_config(32, bits, zeros=True)
     found: dict[str, Tensor] = {}
     for expert in range(EXPERTS):
         for name, shape in (("gate", (FFN, HIDDEN)), ("up", (FFN, HIDDEN)), ("down", (HIDDEN, FFN))):
             weight = torch.randn(shape)
-            parts, _ = awq(weight, 32) if form == "awq" else compressed(weight, 32, zeros=True)
+            parts, _ = awq(weight, 32) if form == "awq" else compressed(weight, 32, bits, zeros=True)
             found |= {f"{expert}.{name}_proj.{suffix}": part.contiguous() for suffix, part in parts.items()}
     left_out = {"modules_to_not_convert": ["self_attn"]} if form == "awq" else {"ignore": ["re:.*self_attn.*"]}
     return write(folder, QWEN | {"quantization_config": config | left_out}, found)
@@ -139,12 +152,12 @@ def values(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quantized(folder: Path, form: str) -> str:
-    if form == "mxfp4":
-        return mxfp4(folder)
-    return integers(folder, form) if form in ("awq", "compressed") else fp8(folder, form)
+    if form in ("mxfp4", "int8"):
+        return mxfp4(folder) if form == "mxfp4" else int8(folder)
+    return integers(folder, form) if form in ("awq", "compressed", "compressed-8") else fp8(folder, form)
 
 
-@pytest.mark.parametrize("form", ["tensor", "channel", "block", "mxfp4", "awq", "compressed"])
+@pytest.mark.parametrize("form", ["tensor", "channel", "block", "mxfp4", "awq", "compressed", "compressed-8", "int8"])
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_a_rank_s_experts_stand_for_its_part_of_the_whole_s(form: str, whole_experts: bool, tmp_path: Path) -> None:
     model = quantized(tmp_path / "m", form)

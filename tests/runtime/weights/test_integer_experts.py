@@ -1,5 +1,5 @@
-"""Mixtures whose checkpoints hold experts in integers of four bits, and those that get them at load: weights bit for
-bit, logits and tokens of transformers on the values that are meant, bytes, and what is refused.
+"""Mixtures whose checkpoints hold experts in integers of four or eight bits, and those that get them at load: weights
+bit for bit, logits and tokens of transformers on the values that are meant, bytes, and what is refused.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ FORMATS: dict[str, Way] = {
     "gptq-symmetric": ("qwen", gptq_config(32, sym=True), lambda w: gptq(w, 32, zeros=False)),
     "gptq-zeros": ("shared", gptq_config(32, dynamic={r"-:.*\.shared_expert_gate$": {}}), lambda w: gptq(w, 32)),
     "gptq-rows": ("mixtral", gptq_config(0), lambda w: gptq(w, 0)),
+    "gptq-8": ("mixtral", gptq_config(32, 8), lambda w: gptq(w, 32, 8)),
+    "gptq-8-symmetric": ("qwen", gptq_config(0, 8, sym=True), lambda w: gptq(w, 0, 8, zeros=False)),
+    "compressed-8": ("shared", compressed_config(32, 8), lambda w: compressed(w, 32, 8)),
+    "compressed-8-rows": ("qwen", compressed_config(0, 8), lambda w: compressed(w, 0, 8)),
     "compressed": ("qwen", compressed_config(32), lambda w: compressed(w, 32)),
     "compressed-zeros": ("shared", compressed_config(32, zeros=True), lambda w: compressed(w, 32, zeros=True)),
 }
@@ -121,9 +125,9 @@ def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
     quantized, plain = write(tmp_path, FORMATS[form])
     for ours, theirs in zip(load(quantized).layers, load(plain).layers, strict=True):
         if ours.mixture is None or theirs.mixture is None:
-            assert form in ("gptq-symmetric", "compressed")
+            assert FORMATS[form][0] == "qwen"
             continue
-        assert ours.mixture.experts.kind == "int4"
+        assert ours.mixture.experts.kind == ("int8" if "-8" in form else "int4")
         assert ours.mixture.router.kind == "dense"
         for expert in range(ours.mixture.experts.experts):
             for got, expected in zip(
@@ -132,7 +136,9 @@ def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
                 assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros"])
+@pytest.mark.parametrize(
+    "form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros", "gptq-8", "compressed-8-rows"]
+)
 def test_logits_and_tokens_are_those_of_transformers(tmp_path: Path, form: str, paged_model: Any) -> None:
 
     quantized, plain = write(tmp_path, FORMATS[form])
@@ -187,14 +193,69 @@ def test_no_step_has_memory_for_a_stack_in_16_bits() -> None:
     assert packed - plain == 2 * (32 + 2 * 4) * 128 * 2048
 
 
+def int8(weight: Tensor) -> Quantized:
+    """127 steps to either side of zero, a scale a row."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    data = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
+
+
+@pytest.mark.parametrize("kind", ["qwen", "shared"])
+def test_experts_and_what_they_read_in_eight_bits(
+    kind: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights bit for bit; logits of transformers, whose products read what 255 steps a token can tell."""
+    import transformers
+
+    ignore = ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$"]
+    quantized, plain = write(tmp_path, (kind, INT8_CONFIG | {"ignore": ignore}, int8))
+    ours, theirs = load(quantized), load(plain)
+    for layer, expected in zip(ours.layers, theirs.layers, strict=True):
+        if layer.mixture is None or expected.mixture is None:
+            continue
+        assert layer.mixture.experts.kind == "int8_channel"
+        for expert in range(layer.mixture.experts.experts):
+            for got, wanted in zip(
+                expert_values(layer.mixture.experts, expert), expert_values(expected.mixture.experts, expert),
+                strict=True,
+            ):  # fmt: skip
+                assert torch.equal(got, wanted)
+    ids = random.Random(kind).choices(range(3, 104), k=40)
+    got = paged_model(str(quantized), quantization="compressed-tensors", max_len=128).step([(0, ids)], all_logits=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, experts_implementation="eager")
+    unrounded, linear = {104, 1, 5, 6}, torch.nn.functional.linear
+
+    def rounding(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Heads, routers and gates read all that there is.
+        if weight.shape[0] not in unrounded:
+            step = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+            x = (x / step).round() * step
+        return linear(x, weight, bias)
+
+    with torch.no_grad():
+        exact = model(torch.tensor([ids])).logits[0]
+        monkeypatch.setattr(torch.nn.functional, "linear", rounding)
+        rounded = model(torch.tensor([ids])).logits[0]
+    # On the border between two steps a number may fall on either side.
+    assert 0 < (got[0] - rounded).norm() < 0.25 * (rounded - exact).norm()
+
+
+def test_a_byte_a_code_is_what_eight_bits_take(tmp_path: Path) -> None:
+    quantized, _ = write(tmp_path, FORMATS["gptq-8"])
+    spec = build_spec(read_source(str(quantized)))
+    arena = WeightArena(spec, CPU, torch.bfloat16, resolve_quantization("auto", spec))
+    assert arena.num_bytes == spec.parameter_bytes("bfloat16", "gptq")
+    # A byte a code, and for 32 of them a scale and a zero point of two bytes each.
+    held = sum(each.data.nbytes + each.scale.nbytes for each in arena.experts.values())
+    assert held == 2 * 3 * 3 * 320 * 160 * 36 / 32
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (gptq_config(32, desc_act=True), r"columns are ordered by activation \(act-order, desc_act\)"),
-        (gptq_config(32, 8), "integers of 8 bits are not multiplied so: no 8 bits are multiplied, but 4"),
         (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
         (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
-        (INT8_CONFIG, r"experts in INT8 with activations in INT8 are not .*: integers of 4 bits are"),
     ],
 )
 def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

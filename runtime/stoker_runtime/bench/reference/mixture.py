@@ -14,9 +14,11 @@ from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
 from stoker_runtime.bench.reference.weights import (
     as_fp8_reads,
+    as_int8_reads,
     fp4_expert_values,
     fp8_values,
     int4_expert_values,
+    int8_expert_values,
 )
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
@@ -99,20 +101,23 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
             fp4_expert_values(gate_up, of.gate_up_scale[expert], up),
             fp4_expert_values(down, of.down_scale[expert], wide),
         )
-    if of.kind == "int4":
+    if of.in_integers:
+        decoded = int4_expert_values if of.kind == "int4" else int8_expert_values
         up = of.gate_up_scale[expert]
-        return int4_expert_values(gate_up, up, of.group), int4_expert_values(down, of.down_scale[expert], of.group)
+        return decoded(gate_up, up, of.group), decoded(down, of.down_scale[expert], of.group)
     parts = 2 if of.gated else 1
     halves = zip(gate_up.chunk(parts), of.gate_up_scale[expert].chunk(parts), strict=True)
     return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)
 
 
 def _values(data: Tensor, scale: Tensor, of: ExpertWeights) -> Tensor:
-    if of.kind == "fp8_channel":
+    if of.kind in ("fp8_channel", "int8_channel"):
         return data.float() * scale[:, None]
     return fp8_values(LinearWeight(data, scale, "fp8_block"))
 
 
 def _rounded(x: Tensor, of: ExpertWeights) -> Tensor:
-    """Activations as experts in FP8 read them."""
+    """Activations as experts in FP8 or INT8 read them."""
+    if of.takes_int8:
+        return as_int8_reads(x)
     return as_fp8_reads(x) if of.takes_quantized else x

@@ -184,6 +184,12 @@ def int4_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
     return ((codes.to(scale.dtype) - zero) * factor).float()
 
 
+def int8_expert_values(data: Tensor, scale: Tensor, group: int) -> Tensor:
+    """The same of integers of eight bits, `[rows, K]`, a byte each."""
+    of = torch.arange(data.shape[1], device=data.device) // (group or data.shape[1])
+    return ((data.to(scale.dtype) - scale[of, :, 1].t()) * scale[of, :, 0].t()).float()
+
+
 def _steps(columns: int, whole: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where the step of each column of an expert in four bits begins, and how many columns it has: `whole` at most."""
     starts: list[int] = []

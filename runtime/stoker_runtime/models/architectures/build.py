@@ -105,10 +105,8 @@ def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architec
 
 def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
     """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
-    if isinstance(checkpoint, Fp8Checkpoint):
-        return
-    scheme = checkpoint.scheme
-    problem = "integers of 4 bits are" if scheme is None else scheme.experts_problem(parameter.shape[1])
+    scheme = None if isinstance(checkpoint, Fp8Checkpoint) else checkpoint.scheme
+    problem = None if scheme is None else scheme.experts_problem(parameter.shape[1])
     if problem is not None:
         raise ModelError(
             f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "

@@ -12,9 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.moe import QWEN2_MOE_NAMES, corrected_mixture, mixture, qwen_sparse_layers
+from stoker_runtime.models.architectures.moe import (
+    GGUF_CORRECTION,
+    GGUF_DOWN,
+    GGUF_GATE_UP,
+    GGUF_ROUTER,
+    GGUF_SHARED,
+    GGUF_SHARED_DOWN,
+    QWEN2_MOE_NAMES,
+    corrected_mixture,
+    mixture,
+    qwen_sparse_layers,
+)
 from stoker_runtime.models.architectures.reading import FULL, read_activation, read_base, refuse
-from stoker_runtime.models.architectures.row import LAYER_NAMES, Architecture, Names, Stored, one
+from stoker_runtime.models.architectures.row import LAYER_NAMES, POST_ATTENTION, Architecture, Names, Stored, one
 from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.spec import ModelSpec, QkNorm
@@ -153,44 +164,52 @@ def _checked(spec: ModelSpec, name: str) -> ModelSpec:
 
 
 _STATE = {
-    "conv": one("mixer.conv1d.weight"),
-    "conv_bias": one("mixer.conv1d.bias"),
-    "a_log": one("mixer.A_log"),
-    "skip": one("mixer.D"),
-    "dt_bias": one("mixer.dt_bias"),
-    "state_norm": one("mixer.norm.weight"),
-    "state_in": one("mixer.in_proj.weight"),
-    "state_in_bias": one("mixer.in_proj.bias"),
-    "state_out": one("mixer.out_proj.weight"),
-    "state_out_bias": one("mixer.out_proj.bias"),
+    "conv": one("mixer.conv1d.weight", "ssm_conv1d.weight"),
+    "conv_bias": one("mixer.conv1d.bias", "ssm_conv1d.bias"),
+    "a_log": one("mixer.A_log", "ssm_a"),
+    "skip": one("mixer.D", "ssm_d"),
+    "dt_bias": one("mixer.dt_bias", "ssm_dt.bias"),
+    "state_norm": one("mixer.norm.weight", "ssm_norm.weight"),
+    "state_in": one("mixer.in_proj.weight", "ssm_in.weight"),
+    "state_in_bias": one("mixer.in_proj.bias", "ssm_in.bias"),
+    "state_out": one("mixer.out_proj.weight", "ssm_out.weight"),
+    "state_out_bias": one("mixer.out_proj.bias", "ssm_out.bias"),
 }
 _NEMOTRON_H_NAMES = {
-    "input_norm": one("norm.weight"),
-    "qkv": Names(tuple(f"mixer.{each}_proj.weight" for each in "qkv")),
-    "output": one("mixer.o_proj.weight"),
+    "input_norm": one("norm.weight", "attn_norm.weight"),
+    "qkv": Names(tuple(f"mixer.{each}_proj.weight" for each in "qkv"), LAYER_NAMES["qkv"].gguf),
+    "output": one("mixer.o_proj.weight", "attn_output.weight"),
     **_STATE,
-    "gate_up": one("mixer.up_proj.weight"),
-    "gate_up_bias": one("mixer.up_proj.bias"),
-    "down": one("mixer.down_proj.weight"),
-    "down_bias": one("mixer.down_proj.bias"),
-    "router": one("mixer.gate.weight"),
-    "correction_bias": one("mixer.gate.e_score_correction_bias"),
-    "experts_gate_up": one("mixer.experts.{expert}.up_proj.weight", stored=Stored.BY_EXPERT),
-    "experts_down": one("mixer.experts.{expert}.down_proj.weight", stored=Stored.BY_EXPERT),
-    "shared_gate_up": one("mixer.shared_experts.up_proj.weight"),
-    "shared_down": one("mixer.shared_experts.down_proj.weight"),
+    "gate_up": one("mixer.up_proj.weight", "ffn_up.weight"),
+    "gate_up_bias": one("mixer.up_proj.bias", "ffn_up.bias"),
+    "down": one("mixer.down_proj.weight", "ffn_down.weight"),
+    "down_bias": one("mixer.down_proj.bias", "ffn_down.bias"),
+    "router": one("mixer.gate.weight", GGUF_ROUTER),
+    "correction_bias": one("mixer.gate.e_score_correction_bias", GGUF_CORRECTION),
+    "experts_gate_up": Names(("mixer.experts.{expert}.up_proj.weight",), GGUF_GATE_UP[1:], Stored.BY_EXPERT),
+    "experts_down": Names(("mixer.experts.{expert}.down_proj.weight",), GGUF_DOWN, Stored.BY_EXPERT),
+    "shared_gate_up": Names(("mixer.shared_experts.up_proj.weight",), GGUF_SHARED[1:]),
+    "shared_down": one("mixer.shared_experts.down_proj.weight", GGUF_SHARED_DOWN),
 }
 _NEMOTRON_H_TOP = {
-    "embed": one("backbone.embeddings.weight"),
-    "final_norm": one("backbone.norm_f.weight"),
-    "head": one("lm_head.weight"),
+    "embed": one("backbone.embeddings.weight", "token_embd.weight"),
+    "final_norm": one("backbone.norm_f.weight", "output_norm.weight"),
+    "head": one("lm_head.weight", "output.weight"),
 }
-_GATED_QKV = Names(LAYER_NAMES["qkv"].hf, stored=Stored.GROUPED)
+_GATED_QKV = replace(LAYER_NAMES["qkv"], stored=Stored.GROUPED, gguf_stored=Stored.GROUPED)
 _QWEN3_NEXT_NAMES = {
     **QWEN2_MOE_NAMES,
     "qkv": _GATED_QKV,
-    **{field: one(each.hf[0].replace("mixer.", "linear_attn.")) for field, each in _STATE.items()},
-    "state_in": Names(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"), stored=Stored.GROUPED),
+    "ffn_norm": POST_ATTENTION,
+    **{
+        field: replace(each, hf=(each.hf[0].replace("mixer.", "linear_attn."),)) for field, each in _STATE.items()
+    },
+    "state_in": Names(
+        ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
+        ("ssm_in.weight", "ssm_ba.weight"),
+        Stored.GROUPED,
+        Stored.GROUPED,
+    ),
     "state_in_alone": one("linear_attn.in_proj_qkvz.weight", stored=Stored.GROUPED),
     "state_gates": one("linear_attn.in_proj_ba.weight", stored=Stored.GROUPED),
 }

@@ -115,12 +115,17 @@ def _minicpm3(config: Mapping[str, Any]) -> ModelSpec:
 # The first projection makes the narrow queries, or where there are none all of them, and what is cached.
 _NAMES = {
     **LAYER_NAMES,
-    "qkv": Names(("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")),
-    "qkv_unnarrowed": Names(("self_attn.q_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")),
-    "q_a_norm": one("self_attn.q_a_layernorm.weight"),
-    "q_b": one("self_attn.q_b_proj.weight"),
-    "kv_a_norm": one("self_attn.kv_a_layernorm.weight"),
-    "kv_b": one("self_attn.kv_b_proj.weight"),
+    "qkv": Names(
+        ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+        ("attn_q_a.weight", "attn_kv_a_mqa.weight"),
+    ),
+    "qkv_unnarrowed": Names(
+        ("self_attn.q_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"), ("attn_q.weight", "attn_kv_a_mqa.weight")
+    ),
+    "q_a_norm": one("self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight"),
+    "q_b": one("self_attn.q_b_proj.weight", "attn_q_b.weight"),
+    "kv_a_norm": one("self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight"),
+    "kv_b": one("self_attn.kv_b_proj.weight", "attn_kv_b.weight"),
 }
 _MIXED = {**_NAMES, **DEEPSEEK_NAMES}
 _DEEPSEEK2 = {"max_position_embeddings": 2048, "n_shared_experts": 2, "num_experts_per_tok": 6}

@@ -132,10 +132,10 @@ _PHI_NAMES = LAYER_NAMES | _with_biases(
     }
 )
 _NEOX_TOP = {
-    "embed": one("gpt_neox.embed_in.weight"),
-    "final_norm": one("gpt_neox.final_layer_norm.weight"),
-    "final_norm_bias": one("gpt_neox.final_layer_norm.bias"),
-    "head": one("embed_out.weight"),
+    "embed": one("gpt_neox.embed_in.weight", "token_embd.weight"),
+    "final_norm": one("gpt_neox.final_layer_norm.weight", "output_norm.weight"),
+    "final_norm_bias": one("gpt_neox.final_layer_norm.bias", "output_norm.bias"),
+    "head": one("embed_out.weight", "output.weight"),
 }
 _NEOX_NAMES = {
     **LAYER_NAMES,
@@ -144,13 +144,13 @@ _NEOX_NAMES = {
         "gate_up": ("mlp.dense_h_to_4h", "ffn_up"),
         "down": ("mlp.dense_4h_to_h", "ffn_down"),
     }),
-    "qkv": one("attention.query_key_value.weight", stored=Stored.GROUPED),
-    "qkv_bias": one("attention.query_key_value.bias", stored=Stored.GROUPED),
+    "qkv": one("attention.query_key_value.weight", "attn_qkv.weight", stored=Stored.GROUPED),
+    "qkv_bias": one("attention.query_key_value.bias", "attn_qkv.bias", stored=Stored.GROUPED),
 }  # fmt: skip
 _STABLELM_NAMES = {
     **LAYER_NAMES,
-    "q_norm": one("self_attn.q_layernorm.norms.{head}.weight", stored=Stored.BY_HEAD),
-    "k_norm": one("self_attn.k_layernorm.norms.{head}.weight", stored=Stored.BY_HEAD),
+    "q_norm": one("self_attn.q_layernorm.norms.{head}.weight", "attn_q_norm.weight", stored=Stored.BY_HEAD),
+    "k_norm": one("self_attn.k_layernorm.norms.{head}.weight", "attn_k_norm.weight", stored=Stored.BY_HEAD),
 }
 _STARCODER2_NAMES = LAYER_NAMES | _with_biases({"gate_up": ("mlp.c_fc", "ffn_up"), "down": ("mlp.c_proj", "ffn_down")})
 _GPT2_TOP = {

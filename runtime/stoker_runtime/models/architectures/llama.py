@@ -16,6 +16,7 @@ from stoker_runtime.models.architectures.reading import FULL, SLIDING, read_base
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
     MERGED_GATE_UP,
+    POST_ATTENTION,
     TOP_NAMES,
     UP_ALONE,
     Architecture,
@@ -184,16 +185,22 @@ _PHI3_NAMES = {
     **MERGED_GATE_UP,
     "qkv": one("self_attn.qkv_proj.weight", "attn_qkv.weight"),
 }
-_INTERNLM2_TOP = {**TOP_NAMES, "embed": one("model.tok_embeddings.weight"), "head": one("output.weight")}
+_INTERNLM2_TOP = {
+    **TOP_NAMES,
+    "embed": one("model.tok_embeddings.weight", "token_embd.weight"),
+    "head": one("output.weight", "output.weight"),
+}
+# GGUF's converter has brought Q, K and V apart.
+_GGUF = {name: each.gguf for name, each in LAYER_NAMES.items()}
 _INTERNLM2_NAMES = {
-    "input_norm": one("attention_norm.weight"),
-    "qkv": one("attention.wqkv.weight", stored=Stored.GROUPED),
-    "qkv_bias": one("attention.wqkv.bias", stored=Stored.GROUPED),
-    "output": one("attention.wo.weight"),
-    "output_bias": one("attention.wo.bias"),
-    "ffn_norm": one("ffn_norm.weight"),
-    "gate_up": Names(("feed_forward.w1.weight", "feed_forward.w3.weight")),
-    "down": one("feed_forward.w2.weight"),
+    "input_norm": Names(("attention_norm.weight",), _GGUF["input_norm"]),
+    "qkv": Names(("attention.wqkv.weight",), _GGUF["qkv"], Stored.GROUPED),
+    "qkv_bias": Names(("attention.wqkv.bias",), _GGUF["qkv_bias"], Stored.GROUPED),
+    "output": Names(("attention.wo.weight",), _GGUF["output"]),
+    "output_bias": Names(("attention.wo.bias",), _GGUF["output_bias"]),
+    "ffn_norm": Names(("ffn_norm.weight",), _GGUF["ffn_norm"]),
+    "gate_up": Names(("feed_forward.w1.weight", "feed_forward.w3.weight"), _GGUF["gate_up"]),
+    "down": Names(("feed_forward.w2.weight",), _GGUF["down"]),
 }
 _EXAONE_TOP = {
     "embed": one("transformer.wte.weight", "token_embd.weight"),
@@ -250,6 +257,7 @@ LLAMA_ROWS: dict[str, Architecture] = {
         {"max_position_embeddings": 2048, "rope_theta": 10000.0},
         top_names=_INTERNLM2_TOP,
         layer_names=_INTERNLM2_NAMES,
+        gguf_interleaved=True,
         ignored=r"model\.layers\.\d+\.attention\.rotary_emb\.inv_freq",
     ),
     "InternLM3ForCausalLM": Architecture(_internlm3, {"max_position_embeddings": 32768}),
@@ -259,7 +267,11 @@ LLAMA_ROWS: dict[str, Architecture] = {
         | {"dim_model_base": 1},
         gguf_interleaved=True,
     ),
-    "BaichuanForCausalLM": Architecture(_baichuan, layer_names={**LAYER_NAMES, "qkv": one("self_attn.W_pack.weight")}),
+    "BaichuanForCausalLM": Architecture(
+        _baichuan,
+        gguf_interleaved=True,
+        layer_names={**LAYER_NAMES, "qkv": Names(("self_attn.W_pack.weight",), _GGUF["qkv"])},
+    ),
     "ExaoneForCausalLM": Architecture(
         _exaone,
         {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "silu"},
@@ -279,7 +291,9 @@ LLAMA_ROWS: dict[str, Architecture] = {
         _helium, {"max_position_embeddings": 4096, "head_dim": 128, "rms_norm_eps": 1e-8}
     ),
     "SeedOssForCausalLM": Architecture(
-        _seed, {"max_position_embeddings": 524288, "attention_bias": True, "attention_out_bias": False, "head_dim": 128}
+        _seed,
+        {"max_position_embeddings": 524288, "attention_bias": True, "attention_out_bias": False, "head_dim": 128},
+        layer_names={**LAYER_NAMES, "ffn_norm": POST_ATTENTION},
     ),
     "Ernie4_5ForCausalLM": Architecture(
         _ernie,

@@ -13,7 +13,15 @@ from typing import Any
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.llama import granite, qwen_windows
 from stoker_runtime.models.architectures.reading import every, read_base, read_layer_types, refuse
-from stoker_runtime.models.architectures.row import LAYER_NAMES, TOP_NAMES, Architecture, Names, Stored, one
+from stoker_runtime.models.architectures.row import (
+    LAYER_NAMES,
+    POST_ATTENTION,
+    TOP_NAMES,
+    Architecture,
+    Names,
+    Stored,
+    one,
+)
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 
@@ -182,21 +190,28 @@ def _gpt_oss(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, qkv_bias=bias, output_bias=bias, sinks=True, windows=windows, moe=moe)
 
 
+GGUF_ROUTER, GGUF_CORRECTION = "ffn_gate_inp.weight", "exp_probs_b.bias"
+GGUF_GATE_UP = ("ffn_gate_exps.{expert}.weight", "ffn_up_exps.{expert}.weight")
+GGUF_DOWN = ("ffn_down_exps.{expert}.weight",)
+GGUF_SHARED = ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")
+GGUF_SHARED_DOWN = "ffn_down_shexp.weight"
+
+
 def _by_expert(prefix: str, gate: str, up: str, down: str, router: str) -> dict[str, Names]:
     """Names of a mixture whose experts are tensors of their own."""
     return {
-        "router": one(f"{router}.weight"),
+        "router": one(f"{router}.weight", GGUF_ROUTER),
         "experts_gate_up": Names(
-            tuple(f"{prefix}.{{expert}}.{name}.weight" for name in (gate, up)), stored=Stored.BY_EXPERT
+            tuple(f"{prefix}.{{expert}}.{name}.weight" for name in (gate, up)), GGUF_GATE_UP, Stored.BY_EXPERT
         ),
-        "experts_down": Names((f"{prefix}.{{expert}}.{down}.weight",), stored=Stored.BY_EXPERT),
+        "experts_down": Names((f"{prefix}.{{expert}}.{down}.weight",), GGUF_DOWN, Stored.BY_EXPERT),
     }
 
 
 def _shared(prefix: str) -> dict[str, Names]:
     return {
-        "shared_gate_up": Names((f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")),
-        "shared_down": one(f"{prefix}.down_proj.weight"),
+        "shared_gate_up": Names((f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"), GGUF_SHARED),
+        "shared_down": one(f"{prefix}.down_proj.weight", GGUF_SHARED_DOWN),
     }
 
 
@@ -206,30 +221,37 @@ QWEN2_MOE_NAMES = {
     **LAYER_NAMES,
     **_PROJECTIONS,
     **_shared("mlp.shared_expert"),
-    "shared_gate": one("mlp.shared_expert_gate.weight"),
+    "shared_gate": one("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
 }
 _GRANITE_NAMES = {
     **LAYER_NAMES,
-    "router": one("block_sparse_moe.router.layer.weight"),
-    "experts_gate_up": one("block_sparse_moe.input_linear.weight", stored=Stored.STACKED),
-    "experts_down": one("block_sparse_moe.output_linear.weight", stored=Stored.STACKED),
-    "shared_gate_up": one("shared_mlp.input_linear.weight"),
-    "shared_down": one("shared_mlp.output_linear.weight"),
+    "router": one("block_sparse_moe.router.layer.weight", GGUF_ROUTER),
+    "experts_gate_up": Names(("block_sparse_moe.input_linear.weight",), GGUF_GATE_UP, Stored.STACKED),
+    "experts_down": Names(("block_sparse_moe.output_linear.weight",), GGUF_DOWN, Stored.STACKED),
+    "shared_gate_up": Names(("shared_mlp.input_linear.weight",), GGUF_SHARED),
+    "shared_down": one("shared_mlp.output_linear.weight", GGUF_SHARED_DOWN),
 }
 DEEPSEEK_NAMES = {
     **_PROJECTIONS,
     **_shared("mlp.shared_experts"),
-    "correction_bias": one("mlp.gate.e_score_correction_bias"),
+    "correction_bias": one("mlp.gate.e_score_correction_bias", GGUF_CORRECTION),
 }
 _GPT_OSS_NAMES = {
     **LAYER_NAMES,
-    "sinks": one("self_attn.sinks"),
-    "router": one("mlp.router.weight"),
-    "router_bias": one("mlp.router.bias"),
-    "experts_gate_up": one("mlp.experts.gate_up_proj", stored=Stored.STACKED_COLUMNS),
-    "experts_gate_up_bias": one("mlp.experts.gate_up_proj_bias", stored=Stored.STACKED_COLUMNS),
-    "experts_down": one("mlp.experts.down_proj", stored=Stored.STACKED_COLUMNS),
-    "experts_down_bias": one("mlp.experts.down_proj_bias", stored=Stored.STACKED_COLUMNS),
+    "sinks": one("self_attn.sinks", "attn_sinks.weight"),
+    "ffn_norm": POST_ATTENTION,
+    "router": one("mlp.router.weight", GGUF_ROUTER),
+    "router_bias": one("mlp.router.bias", "ffn_gate_inp.bias"),
+    "experts_gate_up": Names(("mlp.experts.gate_up_proj",), GGUF_GATE_UP, Stored.STACKED_COLUMNS),
+    "experts_gate_up_bias": Names(
+        ("mlp.experts.gate_up_proj_bias",),
+        ("ffn_gate_exps.{expert}.bias", "ffn_up_exps.{expert}.bias"),
+        Stored.STACKED_COLUMNS,
+    ),
+    "experts_down": Names(("mlp.experts.down_proj",), GGUF_DOWN, Stored.STACKED_COLUMNS),
+    "experts_down_bias": Names(
+        ("mlp.experts.down_proj_bias",), ("ffn_down_exps.{expert}.bias",), Stored.STACKED_COLUMNS
+    ),
 }
 _GPT_OSS_DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -240,8 +262,14 @@ _GPT_OSS_DEFAULTS = {
 }
 
 
-def _row(build: Callable[[Mapping[str, Any]], ModelSpec], names: Mapping[str, Names], **defaults: Any) -> Architecture:
-    return Architecture(build, defaults, layer_names=names, top_names=TOP_NAMES)
+def _row(
+    build: Callable[[Mapping[str, Any]], ModelSpec],
+    names: Mapping[str, Names],
+    *,
+    gguf_interleaved: bool = False,
+    **defaults: Any,
+) -> Architecture:
+    return Architecture(build, defaults, gguf_interleaved, layer_names=names, top_names=TOP_NAMES)
 
 
 MOE_ROWS: dict[str, Architecture] = {
@@ -249,7 +277,7 @@ MOE_ROWS: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": _row(_qwen3, {**LAYER_NAMES, **_PROJECTIONS}, max_position_embeddings=32768),
     "MixtralForCausalLM": _row(
         _mixtral, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
-        num_local_experts=8, num_experts_per_tok=2,
+        num_local_experts=8, num_experts_per_tok=2, gguf_interleaved=True,
     ),
     "PhimoeForCausalLM": _row(
         _phimoe, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
@@ -259,11 +287,15 @@ MOE_ROWS: dict[str, Architecture] = {
         _olmoe, {**LAYER_NAMES, **_PROJECTIONS}, max_position_embeddings=4096, rms_norm_eps=1e-5,
         num_experts=64, num_experts_per_tok=8,
     ),
-    "GraniteMoeForCausalLM": _row(_granite_moe, _GRANITE_NAMES, max_position_embeddings=2048),
-    "GraniteMoeSharedForCausalLM": _row(_granite_moe, _GRANITE_NAMES, max_position_embeddings=2048),
-    "Glm4MoeForCausalLM": _row(
-        _glm4, {**LAYER_NAMES, **DEEPSEEK_NAMES}, max_position_embeddings=131072, rms_norm_eps=1e-5,
-        first_k_dense_replace=1, n_shared_experts=1,
+    "GraniteMoeForCausalLM": _row(
+        _granite_moe, _GRANITE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
     ),
-    "GptOssForCausalLM": _row(_gpt_oss, _GPT_OSS_NAMES, **_GPT_OSS_DEFAULTS),
+    "GraniteMoeSharedForCausalLM": _row(
+        _granite_moe, _GRANITE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
+    ),
+    "Glm4MoeForCausalLM": _row(
+        _glm4, {**LAYER_NAMES, **DEEPSEEK_NAMES, "ffn_norm": POST_ATTENTION}, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, first_k_dense_replace=1, n_shared_experts=1,
+    ),
+    "GptOssForCausalLM": Architecture(_gpt_oss, _GPT_OSS_DEFAULTS, layer_names=_GPT_OSS_NAMES),
 }  # fmt: skip

@@ -33,11 +33,16 @@ class Stored(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words."""
+    """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words.
+
+    `stored` is of Hugging Face's. GGUF's pieces are rows, or as `gguf_stored` says; of experts, whose number stands for
+    {expert}, there is one tensor for all, which is brought apart (`weights/gguf_entries.py`).
+    """
 
     hf: tuple[str, ...]
     gguf: tuple[str, ...] = ()
     stored: Stored = Stored.ROWS
+    gguf_stored: Stored = Stored.ROWS
 
 
 def one(hf: str, gguf: str = "", stored: Stored = Stored.ROWS) -> Names:
@@ -88,6 +93,8 @@ UP_ALONE = {
     "gate_up": one("mlp.up_proj.weight", "ffn_up.weight"),
     "gate_up_bias": one("mlp.up_proj.bias", "ffn_up.bias"),
 }
+# GGUF files of some architectures call the norm before the feed-forward by where it stands.
+POST_ATTENTION = one("post_attention_layernorm.weight", "post_attention_norm.weight")
 
 
 @dataclass(frozen=True, slots=True)

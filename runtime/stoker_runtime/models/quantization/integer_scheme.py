@@ -67,8 +67,6 @@ class IntegerScheme:
 
     def experts_problem(self, k: int) -> str | None:
         """Why experts with rows of `k` columns are not multiplied in this scheme; None: they are."""
-        if self.bits != 4:
-            return f"no {self.bits} bits are multiplied, but 4"
         if self.order:
             return "columns are ordered by activation (act-order, desc_act), which would order x for each expert"
         for what, size in (("rows", k), ("groups", self.columns(k))):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,14 +21,17 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import CopyLanes
 from stoker_runtime.weights.expert_places import Fp4Experts
 from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.packed import mxfp4
 from stoker_runtime.weights.routing import Route
 
 BLOCKS, SCALES = ("U8",), ("U8", "F8_E8M0")
 """safetensors' words for the bytes of codes, and of exponents."""
+GGUF_BLOCKS = "MXFP4"
+"""GGUF's word for both in one."""
 
 Routes = Mapping[str, tuple[Route, ...]]
-# An expert's codes and exponents as they are read.
-Raw = tuple[Route, Tensor, Tensor]
+# A piece of an expert as it is read: codes and exponents, or GGUF's blocks of both.
+Raw = tuple[Route, Tensor, Tensor | None]
 
 
 def check_experts(spec: ModelSpec, routes: Routes) -> None:
@@ -62,7 +66,11 @@ def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -
     raw: list[Raw] = []
     futures: list[Future[None]] = []
     for piece in pieces:
-        assert piece.scales is not None, "a weight in MXFP4 has scales"
+        if piece.scales is None:
+            found = _submit_blocks(lanes, piece, device)
+            raw.append((piece, found[0], None))
+            futures += found[1]
+            continue
         blocks, scales = (
             torch.empty(each.shape, dtype=torch.uint8, device=device) for each in (piece.entry, piece.scales)
         )
@@ -71,16 +79,39 @@ def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -
     return raw, futures
 
 
+def _submit_blocks(lanes: CopyLanes, piece: Route, device: torch.device) -> tuple[Tensor, list[Future[None]]]:
+    """A piece of a GGUF file, as it lies. Raises ModelError where it is no MXFP4, though the first layer's are."""
+    entry = piece.entry
+    if entry.encoding != GGUF_BLOCKS:
+        raise ModelError(
+            f"{entry.file}: tensor {entry.name} is {entry.encoding}, where experts of the first layer are "
+            f"{GGUF_BLOCKS}; all must be, or serve the file with --quantization none."
+        )
+    blocks = torch.empty((piece.shape[0], entry.num_bytes // piece.shape[0]), dtype=torch.uint8, device=device)
+    return blocks, lanes.submit_plain(replace(entry, encoding=BLOCKS[0], shape=tuple(blocks.shape)), blocks)
+
+
 def _store(lanes: CopyLanes, place: Fp4Experts, raw: list[Raw], futures: list[Future[None]]) -> None:
     lanes.join(futures)
-    for expert, (piece, blocks, scales) in enumerate(raw):
-        rows = piece.shape[0]
-        codes, exponents = (_in_order(each.view(rows, -1), paired=piece.paired) for each in (blocks, scales))
+    pieces = len(raw) // place.data.shape[0]
+    for expert in range(place.data.shape[0]):
+        parts = raw[expert * pieces : (expert + 1) * pieces]
+        codes, exponents = (torch.cat(each) for each in zip(*map(_apart, parts), strict=True))
         try:
             place.store(expert, codes, exponents)
         except ValueError as error:
-            assert piece.scales is not None, "a weight in MXFP4 has scales"
-            raise ModelError(f"{piece.scales.file}: tensor {piece.scales.name}, expert {expert}, {error}.") from error
+            named = parts[0][0].scales or parts[0][0].entry
+            raise ModelError(f"{named.file}: tensor {named.name}, expert {expert}, {error}.") from error
+
+
+def _apart(part: Raw) -> tuple[Tensor, Tensor]:
+    """Codes [rows, K / 2] and exponents [rows, K / 32] of a piece."""
+    piece, blocks, scales = part
+    if scales is None:
+        return mxfp4.from_gguf(blocks)
+    rows = piece.shape[0]
+    codes, exponents = (_in_order(each.view(rows, -1), paired=piece.paired) for each in (blocks, scales))
+    return codes, exponents
 
 
 def _in_order(rows: Tensor, *, paired: bool) -> Tensor:
