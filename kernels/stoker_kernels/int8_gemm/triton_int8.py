@@ -16,8 +16,7 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import Int8Weight
-from stoker_kernels.quant.triton_int8 import quantize_rows
+from stoker_kernels.quant import Int8Weight, quantize_int8_rows
 
 TOKEN_TILES = (16, 64)
 _ROWS, _COLUMNS, _WARPS = 64, 128, 4  # of a tile: weight rows, columns a step
@@ -60,7 +59,7 @@ def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tens
     y = torch.empty((m, n), dtype=x.dtype, device=x.device) if out is None else out
     if m == 0:
         return y
-    data, scales = quantize_rows(x)
+    data, scales = quantize_int8_rows(x)
     tokens = TOKEN_TILES[0] if m <= TOKEN_TILES[0] else TOKEN_TILES[1]
     int8_linear_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(m, tokens))](
         data, scales, weight.data, weight.scale, bias, y, m, n, k, y.stride(0),

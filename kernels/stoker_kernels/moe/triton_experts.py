@@ -25,8 +25,7 @@ from stoker_kernels.moe.int4_layout import columns_of, places_together
 from stoker_kernels.moe.int8_layout import step_columns
 from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
-from stoker_kernels.quant import BLOCK, quantize_fp8
-from stoker_kernels.quant.triton_int8 import quantize_rows
+from stoker_kernels.quant import BLOCK, quantize_fp8, quantize_int8_rows
 
 DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4, INT8, INT8_CHANNEL = range(8)
 KINDS = {
@@ -378,7 +377,7 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | Non
 def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
     """What a product reads: x, or x in FP8 or INT8 with a scale a row."""
     if weights.takes_int8:
-        return quantize_rows(x)
+        return quantize_int8_rows(x)
     if not weights.takes_quantized:
         return x, None
     quantized = quantize_fp8(x)

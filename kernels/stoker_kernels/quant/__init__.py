@@ -29,7 +29,7 @@ from stoker_kernels.quant.integer_weight import (
     unpair_rows,
 )
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
-from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
+from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_int8_rows, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
 
 AnyWeight = LinearWeight | IntegerWeight | BlockWeight | Fp4Weight | Int8Weight
@@ -73,6 +73,7 @@ __all__ = [
     "plane_sizes",
     "quantize_fp8",
     "quantize_int8",
+    "quantize_int8_rows",
     "quantize_integers",
     "quantize_weight",
     "scale_shape",

@@ -43,6 +43,13 @@ def quantize_fp8(x: torch.Tensor) -> Quantized:
     return y
 
 
+def quantize_int8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `quantize_int8`, [T, K] on a GPU, by one Triton kernel: data [T, K] int8, scale [T, 1] fp32."""
+    from stoker_kernels.quant import triton_int8
+
+    return triton_int8.quantize_rows(x)
+
+
 def quantize_weight(weight: torch.Tensor, kind: WeightKind) -> LinearWeight:
     """Quantize a [N, K] float weight; `dense` wraps it as it is. Raises ValueError for an unknown kind."""
     if kind == "dense":

@@ -8,8 +8,7 @@ from tests.kernels.int8_gemm.test_int8_gemm import random_weight
 
 from stoker_kernels.int8_gemm import reference, triton_int8
 from stoker_kernels.launch.dispatch import interpreting
-from stoker_kernels.quant import quantize_int8
-from stoker_kernels.quant.triton_int8 import quantize_rows
+from stoker_kernels.quant import quantize_int8, quantize_int8_rows
 
 SHAPES = [(70, 176, 3), (97, 2100, 18), (33, 40, 65)]
 
@@ -19,7 +18,7 @@ SHAPES = [(70, 176, 3), (97, 2100, 18), (33, 40, 65)]
 def test_integers_and_products_match(n: int, k: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     weight, x = random_weight(n, k, device), torch.randn(tokens, k, device=device).to(dtype)
     x[0] = 0.0
-    data, scale = quantize_rows(x)
+    data, scale = quantize_int8_rows(x)
     expected, expected_scale = quantize_int8(x)
     assert torch.equal(data, expected)
     assert torch.equal(scale, expected_scale)
