@@ -146,6 +146,7 @@ class Measurement:
                 acted = time.monotonic() - lost
                 await changing
                 await _taken_up(changes, self._options.limit)
+            self._last = await sampled(second)  # its counters began at 0
         finally:
             self._operator.process.wait()
             self._operator = second

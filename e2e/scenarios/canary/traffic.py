@@ -13,6 +13,9 @@ from typing import Any
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 
+# What it became in the end: nothing else comes of it.
+_OVER = ("Promoted", "Failed", "Aborted")
+
 
 def stand(kube: Kube) -> dict[str, Any]:
     """status.canary of the service `model`."""
@@ -62,6 +65,9 @@ class Way:
             # Looked at before the status: nothing had been promoted by then.
             assert pods == self.before, "the stable pods changed while the canary was judged"
             self.shares[step] = int(there.get("share", 0))
+        # One before it may still be told of, until the operator has seen this one.
+        begun = any(station not in _OVER for station, _ in self.stations)
+        assert now == state or now not in _OVER or not begun, f"the canary is {now}: {there.get('why', '')}"
         return there if now == state else None
 
 

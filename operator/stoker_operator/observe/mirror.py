@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ OURS = f"{MANAGED_BY}=stoker"
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 _MOST_TOMBSTONES = 10_000
+# After so many objects, some milliseconds of work, whoever goes through all of a kind lets everybody else have a turn.
+_A_TURN = 32
 # Whether a field is still as we applied it is asked of these alone; it is half of every object.
 _FIELDS_ASKED = (DEPLOYMENT.kind, LEADER_WORKER_SET.kind, CLAIM.kind)
 # Raw deflate at its quickest, with a window of 16 KiB: what objects of one kind have in common lies in the first one.
@@ -175,6 +177,13 @@ class Mirror(Cluster):
         for place in tuple(shelf.entries) if shelf is not None else ():
             if shelf is not None and place in shelf.entries:
                 yield shelf.read(place)
+
+    async def each(self, kind: Kind) -> AsyncIterator[Object]:
+        """As `known`, with a turn for everybody else now and then: tens of thousands of pods take seconds to unpack."""
+        for number, item in enumerate(self.known(kind), start=1):
+            yield item
+            if number % _A_TURN == 0:
+                await asyncio.sleep(0)
 
     async def apply(
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER

@@ -54,7 +54,7 @@ class Mounts:
 
     async def look(self, now: datetime) -> None:
         """Look once. Raises ApiError."""
-        pods = {pod["metadata"]["uid"]: pod["metadata"] for pod in self._mirror.known(kinds.POD) if _has_keys(pod)}
+        pods = {pod["metadata"]["uid"]: pod["metadata"] async for pod in self._mirror.each(kinds.POD) if _has_keys(pod)}
         events = []
         for namespace in self._namespaces if pods else ():
             events += await self._mirror.events_of_pods(namespace, _REASON)

@@ -10,9 +10,8 @@ Knows nothing of what follows from an answer: the reconcile asks again for itsel
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from stoker_operator.cluster import kinds
@@ -45,14 +44,24 @@ class Pulse:
     async def ask_all(self) -> None:
         """Ask every pod once."""
         before, self._words = self._words, {}
-        asked = filter(_counts, self._mirror.known(kinds.POD))
-        while pods := list(itertools.islice(asked, _AT_ONCE)):
-            words = await asyncio.gather(*map(self._ask, pods))
-            for meta, word in zip((pod["metadata"] for pod in pods), words, strict=True):
-                self._words[meta["uid"]] = word
-                if word != before.get(meta["uid"], ""):
-                    await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
-            await asyncio.sleep(len(pods) / A_SECOND)
+        pods: list[Mapping[str, Any]] = []
+        async for pod in self._mirror.each(kinds.POD):
+            if not _counts(pod):
+                continue
+            pods.append(pod)
+            if len(pods) == _AT_ONCE:
+                await self._ask_some(pods, before)
+                pods = []
+        await self._ask_some(pods, before)
+
+    async def _ask_some(self, pods: Sequence[Mapping[str, Any]], before: Mapping[str, str | None]) -> None:
+        """Ask a few, tell whose words are others than `before`, and wait until the next ones may be asked."""
+        words = await asyncio.gather(*map(self._ask, pods))
+        for meta, word in zip((pod["metadata"] for pod in pods), words, strict=True):
+            self._words[meta["uid"]] = word
+            if word != before.get(meta["uid"], ""):
+                await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
+        await asyncio.sleep(len(pods) / A_SECOND)
 
     async def _ask(self, pod: Mapping[str, Any]) -> str | None:
         address = pod_address(pod, "http")

@@ -188,6 +188,28 @@ async def test_what_objects_have_in_common_is_kept_once(followed: Followed) -> N
     assert held < sum(map(len, map(json.dumps, items))) / 10
 
 
+async def test_who_goes_through_thousands_lets_others_have_their_turns(followed: Followed) -> None:
+    count = random.randint(1000, 2000)
+    followed.script.items = [service(5 + n, f"s{n}", f"u{n}") for n in range(count)]
+    await followed.names()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 3:
+                followed.take_over(kinds.SERVICE, service(10 * count, f"s{count - 1}", f"u{count - 1}"))
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    seen = [item["metadata"] async for item in followed.each(kinds.SERVICE)]
+    beside.cancel()
+    assert {meta["name"] for meta in seen} == {f"s{n}" for n in range(count)}
+    assert turns > count / 100, f"{turns} turns of others beside {count} objects"
+    assert seen[-1]["resourceVersion"] == str(10 * count), "what happened meanwhile is seen"
+
+
 async def test_a_broken_watch_goes_on_where_it_was(followed: Followed) -> None:
     await followed.names()
     await followed.stream(("BOOKMARK", {"metadata": {"resourceVersion": "20"}}), ApiError(0, "", "the stream broke"))

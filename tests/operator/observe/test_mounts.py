@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -40,8 +40,9 @@ class World:
         self.lists = 0
         self.mounts = Mounts(cast(Mirror, self), (namespace,), self.add)
 
-    def known(self, kind: Any) -> list[Object]:
-        return self.pods
+    async def each(self, kind: Any) -> AsyncIterator[Object]:
+        for item in self.pods:
+            yield item
 
     async def events_of_pods(self, namespace: str, reason: str) -> list[Object]:
         self.lists += 1

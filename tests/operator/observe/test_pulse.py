@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -35,8 +35,9 @@ class World:
         self.told: list[tuple[str, str]] = []
         self.pulse = Pulse(cast(Mirror, self), cast(PodClient, self), self.add)
 
-    def known(self, kind: Any) -> Iterator[Object]:
-        return iter(tuple(self.pods))
+    async def each(self, kind: Any) -> AsyncIterator[Object]:
+        for item in tuple(self.pods):
+            yield item
 
     async def word(self, address: Address) -> str | None:
         self.asked.append(address.ip)
