@@ -2,17 +2,16 @@
 
 `triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's; `fused.py` has the Hopper kernels choose by
 themselves for the fewest tokens. `choose.py` has the fewest tokens multiplied by `sm90_few.py` on Hopper, else by
-`triton_experts.py`, with `triton_fp4.py`, `triton_int4.py` and `triton_int8.py` what `mxfp4_layout.py`,
-`nvfp4_layout.py`, `int4_layout.py` and `int8_layout.py` lay out; `tiles.py` holds sizes by rule, `variants.py` what is
-compiled ahead, `reference.py` is the oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py`
-runs these kernels in one way, and `rows.py` is the CPU's.
+`triton_experts.py`, with `triton_fp4.py`, `triton_int4.py` and `triton_int8.py` what `layouts/` lays out; `tiles.py`
+holds sizes by rule, `variants.py` what is compiled ahead, `reference.py` is the oracle, `bench.py` checks and times.
+Where batch invariance is demanded `fixed.py` runs these kernels in one way, and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers,
 and in `csrc/few_choice.cuh`, or refused by `sm90_few.py`.
 """
 
-from stoker_kernels.moe.int4_layout import pack_int4
-from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4, scale_bytes
-from stoker_kernels.moe.nvfp4_layout import pack_nvfp4, quantize_nvfp4
+from stoker_kernels.moe.layouts.int4 import pack_int4
+from stoker_kernels.moe.layouts.mxfp4 import pack_mxfp4, quantize_mxfp4, scale_bytes
+from stoker_kernels.moe.layouts.nvfp4 import pack_nvfp4, quantize_nvfp4
 from stoker_kernels.moe.op import experts, keep_experts, mixture, route
 from stoker_kernels.moe.types import (
     ExpertActivation,

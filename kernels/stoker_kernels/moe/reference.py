@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
-from stoker_kernels.moe.int4_layout import int4_values
-from stoker_kernels.moe.int8_layout import int8_values
-from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
-from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
+from stoker_kernels.moe.layouts.int4 import int4_values
+from stoker_kernels.moe.layouts.int8 import int8_values
+from stoker_kernels.moe.layouts.mxfp4 import unpack_mxfp4
+from stoker_kernels.moe.layouts.nvfp4 import unpack_nvfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import BLOCK, Quantized, quantize_int8
 

@@ -16,16 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.launch.chip import chip_of
-from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
+from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.moe import triton_fp4, triton_int4, triton_int8
-from stoker_kernels.moe.int4_layout import columns_of, places_together
-from stoker_kernels.moe.int8_layout import step_columns
-from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
-from stoker_kernels.quant import BLOCK, quantize_fp8, quantize_int8_rows
+from stoker_kernels.moe.operands import groups_of_steps, in_words, read_by_products, step_of, tile_of_rows
+from stoker_kernels.moe.tiles import RowTile
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
 
 DENSE, CHANNEL, BLOCKED, MXFP4, INT4, NVFP4, INT8, INT8_CHANNEL = range(8)
 KINDS = {
@@ -341,14 +338,14 @@ def _gate_up(
     """What down reads of each pair, in the plan's order: [T·K, F] of x's dtype."""
     ffn, device = weights.ffn, x.device
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
-    data, scale = _read(x, weights)
+    data, scale = read_by_products(x, weights)
     tiles = plan.tiles.shape[0]
-    shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=weights.gated)
-    group, together = _groups(weights, weights.hidden)
+    shape = tile or tile_of_rows(weights, plan.tokens, tiles, ffn, device, gated=weights.gated)
+    group, together = groups_of_steps(weights, weights.hidden)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
-        data, scale, *_words(weights.gate_up, weights.gate_up_scale, x.dtype, weights.kind), weights.gate_up_factor,
+        data, scale, *in_words(weights.gate_up, weights.gate_up_scale, x.dtype, weights.kind), weights.gate_up_factor,
         weights.gate_up_bias, plan.order, plan.tiles, inner, ffn, weights.hidden, group, data.stride(0), top_k, limit,
-        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, weights.hidden, shape.columns),
+        CLAMPED_SLOPE, TOKENS=plan.tokens, ROWS=shape.rows, K=step_of(weights, weights.hidden, shape.columns),
         KIND=KINDS[weights.kind], TOGETHER=together, PARTS=2 if weights.gated else 1, CLAMPED=activation == "clamped",
         WIDEN=interpreting() and x.device.type == "cpu", num_warps=shape.warps, num_stages=shape.stages,
         **launch_options(device),
@@ -360,70 +357,15 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | Non
     """Each pair's row of down, at the pair's place: [T·K, H]."""
     hidden, device = weights.hidden, inner.device
     rows = torch.empty((inner.shape[0], hidden), dtype=inner.dtype, device=device)
-    data, scale = _read(inner, weights)
+    data, scale = read_by_products(inner, weights)
     tiles = plan.tiles.shape[0]
-    shape = tile or _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
-    group, together = _groups(weights, weights.ffn)
+    shape = tile or tile_of_rows(weights, plan.tokens, tiles, hidden, device, gated=False)
+    group, together = groups_of_steps(weights, weights.ffn)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
-        data, scale, *_words(weights.down, weights.down_scale, inner.dtype, weights.kind), weights.down_factor,
+        data, scale, *in_words(weights.down, weights.down_scale, inner.dtype, weights.kind), weights.down_factor,
         weights.down_bias, plan.order, plan.tiles, rows, hidden, weights.ffn, group,
-        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, weights.ffn, shape.columns),
+        TOKENS=plan.tokens, ROWS=shape.rows, K=step_of(weights, weights.ffn, shape.columns),
         KIND=KINDS[weights.kind], TOGETHER=together, WIDEN=interpreting() and inner.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
     )  # fmt: skip
     return rows
-
-
-def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
-    """What a product reads: x, or x in FP8 or INT8 with a scale a row."""
-    if weights.takes_int8:
-        return quantize_int8_rows(x)
-    if not weights.takes_quantized:
-        return x, None
-    quantized = quantize_fp8(x)
-    return quantized.data, quantized.scale
-
-
-def _words(data: Tensor, scale: Tensor | None, dtype: torch.dtype, kind: ExpertKind) -> tuple[Tensor, Tensor | None]:
-    """What kernels read: of four bits eight codes as one number, and as one the scales of eight, or a scale and its
-    zero point, of eight bits beside a code a byte. Raises ValueError for scales beside zero points of another type than
-    x's.
-    """
-    if scale is None or data.dtype != torch.uint8:
-        return data, scale
-    if scale.dtype == torch.uint8:
-        return data.view(torch.int32), scale.view(torch.int64)
-    if scale.dtype != dtype:
-        raise ValueError(f"scales of experts in integers are {scale.dtype}, but x is {dtype}")
-    settings = scale.view(torch.int32 if dtype.itemsize == 2 else torch.int64)
-    return data if kind == "int8" else data.view(torch.int32), settings
-
-
-def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
-    """Of integers the columns of a group, and how many code places of a step share one; else none."""
-    if not weights.in_integers:
-        return None, 1
-    together = places_together(weights.group, columns) if weights.kind == "int4" else 1
-    return columns_of(weights.group, columns), together
-
-
-def _row_tile(
-    weights: ExpertWeights, tokens: int, tiles: int, rows: int, device: torch.device, *, gated: bool
-) -> RowTile:
-    if weights.in_four_bits:
-        return packed_row_tile(tokens, tiles, rows, sm_count(device), gated=gated)
-    as_fp8 = weights.takes_quantized and chip_of(sm_of(device)).wgmma
-    return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8)
-
-
-def _step(weights: ExpertWeights, width: int, columns: int) -> int:
-    """Columns a step of rows `width` wide: of weights with blocks exactly one block, of integers in bytes no more than
-    a group's, else the bytes of `columns` in 16 bits, or fewer.
-    """
-    if weights.in_four_bits:
-        return columns
-    if weights.kind == "int8":
-        return min(columns, step_columns(weights.group, width))
-    if weights.kind == "fp8_block":
-        return BLOCK
-    return min(BLOCK, columns * 2 // weights.down.element_size())

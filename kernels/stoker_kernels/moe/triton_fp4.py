@@ -1,9 +1,10 @@
 """Experts in MXFP4 and NVFP4 as the products of `triton_experts` read them: words of eight codes, decoded in registers.
 
 A word's eight codes are of eight blocks of columns, so that each code place makes one small product with columns that
-follow each other, under one scale a row. Codes lie in a word as `fp4_words` puts them: a mask brings those of two
-columns to where bf16 has sign, exponent and mantissa, a constant 2^126 below their value, which their scale makes up
-for. What a scale lacks then, 2^32 of MXFP4 and 2^19 of NVFP4, the sum is multiplied with once: so every value is exact.
+follow each other, under one scale a row. Codes lie in a word as `layouts/fp4_words.py` puts them: a mask brings those
+of two columns to where bf16 has sign, exponent and mantissa, a constant 2^126 below their value, which their scale
+makes up for. What a scale lacks then, 2^32 of MXFP4 and 2^19 of NVFP4, the sum is multiplied with once: so every value
+is exact.
 BLOCK, the columns that share a scale, tells the two apart: 32 and 16.
 Invariants: the fp32 sum goes over the steps of a row in their order, within a step over the code places in theirs.
 Knows nothing of experts, tiles and activations.

@@ -4,8 +4,8 @@ registers.
 A code place of a step's words is columns that follow each other, all of one group, so each place makes one small
 product under one scale and one zero point a row. 16 bits of a word with a code in its lowest four are, with the bits of
 128 (bf16) or 1,024 (fp16) or-ed in, that number plus the code, so no integer is ever converted.
-Invariants: `(code - zero) · scale` is rounded once, to x's type, as `int4_layout` and `integer_gemm` have it; the fp32
-sum goes over the steps of a row in their order, within a step over the code places in theirs.
+Invariants: `(code - zero) · scale` is rounded once, to x's type, as `layouts/int4.py` and `integer_gemm` have it; the
+fp32 sum goes over the steps of a row in their order, within a step over the code places in theirs.
 Knows nothing of experts, tiles and activations.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.int4_layout import groups_of, pack_int4
-from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4
-from stoker_kernels.moe.nvfp4_layout import pack_nvfp4, quantize_nvfp4
+from stoker_kernels.moe.layouts.int4 import groups_of, pack_int4
+from stoker_kernels.moe.layouts.mxfp4 import pack_mxfp4, quantize_mxfp4
+from stoker_kernels.moe.layouts.nvfp4 import pack_nvfp4, quantize_nvfp4
 from stoker_kernels.moe.steps import PLACES, steps_of
 from stoker_kernels.quant import BLOCK, FP4_BLOCKS, FP8, quantize_int8, quantize_integers
 
@@ -91,11 +91,11 @@ class ExpertWeights:
     gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
     fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and [E, ⌈H/128⌉,
     ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and [E, steps of F, H,
-    8], as `mxfp4_layout` says. nvfp4: the same by `nvfp4_layout`, and factors fp32 [E, 2F] and [E, H]. int4: codes of
-    the same shapes, and of a float dtype scales beside zero points, [E, groups of H, 2F, 2] and [E, groups of F, H, 2],
-    a group `group` columns, or 0: the whole row, as `int4_layout` says. int8: the same scales of codes uint8 [E, 2F, H]
-    and [E, H, F], as `int8_layout` says. Biases: [E, 2F] and [E, H] or None. Experts without a gate have F rows in
-    place of 2F throughout.
+    8], as `layouts/mxfp4.py` says. nvfp4: the same by `layouts/nvfp4.py`, and factors fp32 [E, 2F] and [E, H]. int4:
+    codes of the same shapes, and of a float dtype scales beside zero points, [E, groups of H, 2F, 2] and [E, groups of
+    F, H, 2], a group `group` columns, or 0: the whole row, as `layouts/int4.py` says. int8: the same scales of codes
+    uint8 [E, 2F, H] and [E, H, F], as `layouts/int8.py` says. Biases: [E, 2F] and [E, H] or None. Experts without a
+    gate have F rows in place of 2F throughout.
     int8_channel: int8 with the scales of fp8_channel. Raises ValueError where they do not fit together.
     """
 

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.moe.oracle import int4_code, integer_experts, mixed, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_int4, quantize_experts, route
-from stoker_kernels.moe.int4_layout import int4_values, unpack_int4
+from stoker_kernels.moe.layouts.int4 import int4_values, unpack_int4
 
 CPU = torch.device("cpu")
 WIDTHS = sorted({32, 1408, *(32 * random.randrange(1, 40) for _ in range(8))})

@@ -7,7 +7,7 @@ import torch
 from tests.kernels.moe.oracle import integer_experts, mixed, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, quantize_experts, route
-from stoker_kernels.moe.int8_layout import int8_values, step_columns
+from stoker_kernels.moe.layouts.int8 import int8_values, step_columns
 
 CPU = torch.device("cpu")
 

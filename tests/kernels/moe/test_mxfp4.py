@@ -9,7 +9,7 @@ import torch
 from tests.kernels.moe.oracle import code_at, mixed, mxfp4_numbers, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_mxfp4, quantize_experts, quantize_mxfp4, route
-from stoker_kernels.moe.mxfp4_layout import scale_bytes, unpack_mxfp4
+from stoker_kernels.moe.layouts.mxfp4 import scale_bytes, unpack_mxfp4
 from stoker_kernels.moe.steps import steps_of
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.moe.oracle import code_at, mixed, nvfp4_experts, nvfp4_numbers, random_experts
 
 from stoker_kernels.moe import ExpertWeights, Routing, experts, pack_nvfp4, quantize_experts, quantize_nvfp4, route
-from stoker_kernels.moe.nvfp4_layout import unpack_nvfp4
+from stoker_kernels.moe.layouts.nvfp4 import unpack_nvfp4
 from stoker_kernels.moe.steps import steps_of
 
 CPU = torch.device("cpu")

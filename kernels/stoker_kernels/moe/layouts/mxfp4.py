@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.fp4_words import blocks_of, pack_words, unpack_words
+from stoker_kernels.moe.layouts.fp4_words import blocks_of, pack_words, unpack_words
 from stoker_kernels.moe.steps import BLOCK, PLACES, steps_of
 from stoker_kernels.quant import nearest_e2m1, pack_rows, unpack_rows
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.fp4_words import blocks_of, pack_words, unpack_words
+from stoker_kernels.moe.layouts.fp4_words import blocks_of, pack_words, unpack_words
 from stoker_kernels.quant import E2M1, FP4_BLOCKS, FP8, FP8_MAX, nearest_e2m1, pack_rows, unpack_rows
 
 BLOCK = FP4_BLOCKS["nvfp4"]

@@ -1,7 +1,7 @@
 """How experts in integers of eight bits rest in memory: a byte a code, as it stands in its row; a scale and a zero
 point for each group of columns.
 
-What a group is scaled by lies beside its zero point as for four bits (`int4_layout.py`): [groups, rows, 2], numbers
+What a group is scaled by lies beside its zero point as for four bits (`layouts/int4.py`): [groups, rows, 2], numbers
 of the model's type, which holds every zero point up to 255 exactly.
 Invariants: a value is `(code - zero) · scale`. Groups are whole multiples of 32 columns that follow each other, or
 whole rows.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.int4_layout import columns_of
+from stoker_kernels.moe.layouts.int4 import columns_of
 
 WIDEST = 128
 """Columns of a step at most."""
