@@ -22,7 +22,7 @@ from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.launch.rehearsal import Missing
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
-from stoker_kernels.moe import triton_experts
+from stoker_kernels.moe import operands, triton_experts
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
 from stoker_kernels.sampling import token_logprobs
@@ -138,7 +138,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(adapted, "linear", record_linear)
     monkeypatch.setattr(inputs, "linear", record_linear)
     monkeypatch.setattr(mixture_module, "linear", record_linear)
-    monkeypatch.setattr(triton_experts, "sm_count", lambda device: 132)
+    monkeypatch.setattr(operands, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear_silu_mul", record_both)
     pdl.enable_pdl(True)
     yield recorder
