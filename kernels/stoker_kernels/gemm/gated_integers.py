@@ -22,9 +22,7 @@ def own(x: Tensor, weight: IntegerWeight) -> Tensor:
         product = gated.split(x, weight)
         assert isinstance(product, Tensor), "a float x gives floats"
         return product
-    found = silu_mul_pairs(x, weight)
-    if found is not None:
-        return found
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    return gated.linear_silu_mul(x, LinearWeight(scratch(weight, x.dtype)))
+    found = silu_mul_pairs(x, weight)
+    return found if found is not None else gated.linear_silu_mul(x, LinearWeight(scratch(weight, x.dtype)))

@@ -54,14 +54,12 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
 
 def silu_mul_pairs(x: Tensor, weight: IntegerWeight) -> Tensor | None:
     """silu(x · gateᵀ) · (x · upᵀ) [M, N / 2] of a weight in pairs by one kernel; None: for so many tokens the weight is
-    better dequantized, and multiplied as a dense one.
+    better dequantized, and multiplied as a dense one. Columns of x are in the order of the weight's.
 
     Raises ValueError where a weight in pairs meets operands that its kernels do not take.
     """
     if not takes_tokens(len(x)):
         return None
-    if weight.order is not None:
-        x = x.index_select(1, weight.order)
     out = torch.empty((len(x), weight.out_features // 2), dtype=x.dtype, device=x.device)
     reason = sm90_int4.refusal(x, weight, None, out)
     if reason is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.weights.both_ways import random_qwen3
 from torch import Tensor
 
 from stoker_kernels.activation import silu_and_mul
@@ -91,18 +92,8 @@ Make = Callable[..., Path]
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 in fp32."""
-    import transformers
-
     os.environ["HF_HUB_OFFLINE"] = "1"
-    torch.manual_seed(5)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.1 * noise)
-    folder = tmp_path_factory.mktemp("dense")
-    model.save_pretrained(folder)
-    return folder
+    return random_qwen3(tmp_path_factory.mktemp("dense"), SHAPE, 5)
 
 
 def is_linear(name: str) -> bool:

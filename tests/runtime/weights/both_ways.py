@@ -12,6 +12,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
+def random_qwen3(folder: Path, shape: dict[str, Any], seed: int) -> Path:
+    """`folder` with a random Qwen3 of `shape` in fp32, norms near one."""
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.1 * noise)
+    model.save_pretrained(folder)
+    return folder
+
+
 def save_both(
     folder: Path, settings: dict[str, Any], packed: dict[str, Tensor], config: dict[str, Any], plain: dict[str, Tensor]
 ) -> tuple[Path, Path]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runtime.weights.both_ways import random_qwen3
 from tests.runtime.weights.test_integer_checkpoint import SHAPE, damaged, load, write
 from torch import Tensor
 
@@ -93,17 +94,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantized]]] = {
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 in fp32."""
-    import transformers
-
-    torch.manual_seed(12)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.1 * noise)
-    folder = tmp_path_factory.mktemp("dense")
-    model.save_pretrained(folder)
-    return folder
+    return random_qwen3(tmp_path_factory.mktemp("dense"), SHAPE, 12)
 
 
 @pytest.mark.parametrize("form", FORMATS)

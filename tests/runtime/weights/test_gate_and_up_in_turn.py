@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.runtime.parallel import test_quantized_cut as cut
 from tests.runtime.weights import test_integer_checkpoint as integers
+from tests.runtime.weights.both_ways import random_qwen3
 from tests.runtime.weights.test_integer_checkpoint import FORMATS, write
 
 from stoker_kernels.integer_gemm import dequantize_integers, fills_blocks
@@ -29,17 +30,7 @@ FORMS = ["awq", "gptq", "gptq-symmetric", "gptq-act-order", "gptq-column", "comp
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 in fp32 whose gate and up fill blocks together."""
-    import transformers
-
-    torch.manual_seed(31)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.1 * noise)
-    folder = tmp_path_factory.mktemp("dense")
-    model.save_pretrained(folder)
-    return folder
+    return random_qwen3(tmp_path_factory.mktemp("dense"), SHAPE, 31)
 
 
 def as_on_hopper(n: int, k: int, bits: int, group: int, *_: object, gated: bool = False) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.weights.both_ways import save_both
+from tests.runtime.weights.both_ways import random_qwen3, save_both
 from torch import Tensor
 
 from stoker_kernels.integer_gemm import dequantize_integers
@@ -147,17 +147,7 @@ Written = tuple[Path, Path]
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 in fp32."""
-    import transformers
-
-    torch.manual_seed(8)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.1 * noise)
-    folder = tmp_path_factory.mktemp("dense")
-    model.save_pretrained(folder)
-    return folder
+    return random_qwen3(tmp_path_factory.mktemp("dense"), SHAPE, 8)
 
 
 def write(dense: Path, folder: Path, config: dict[str, Any], quantize: Callable[[Tensor], Quantized]) -> Written:

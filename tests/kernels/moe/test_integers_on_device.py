@@ -1,4 +1,4 @@
-"""Experts in integers of four bits in Triton against plain loops over their numbers."""
+"""Experts in integers of four and of eight bits in Triton against plain loops over their numbers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import torch
 from tests.kernels.moe.oracle import integer_experts, mixed, random_experts
 from tests.kernels.moe.test_on_device import TOLERANCE, distributed
 
-from stoker_kernels.moe import Routing, quantize_experts, reference, triton_experts, triton_route
+from stoker_kernels.moe import ExpertKind, Routing, quantize_experts, reference, triton_experts, triton_route
+
+KINDS: tuple[ExpertKind, ...] = ("int4", "int8")
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("tokens", "ffn", "hidden", "group", "biased", "dtype"),
     [
-        # Widths of a step and a short one, of short ones alone, of one block; groups that end before a row does.
+        # Widths of a step and a short one, of short ones alone, of one block; groups of a step and of several, which
+        # end before a row does, and whole rows.
         (3, 64, 288, 32, False, torch.bfloat16),
         (37, 32, 224, 64, False, torch.float32),
         (4, 160, 320, 128, False, torch.bfloat16),
@@ -22,10 +26,11 @@ from stoker_kernels.moe import Routing, quantize_experts, reference, triton_expe
     ],
 )
 def test_products_are_those_of_the_numbers(
-    tokens: int, ffn: int, hidden: int, group: int, biased: bool, dtype: torch.dtype, device: torch.device
-) -> None:
+    kind: ExpertKind, tokens: int, ffn: int, hidden: int, group: int, biased: bool, dtype: torch.dtype,
+    device: torch.device,
+) -> None:  # fmt: skip
     dense = random_experts(4, ffn, hidden, dtype, device, bias=biased, seed=tokens)
-    weights = quantize_experts(dense, "int4", group)
+    weights = quantize_experts(dense, kind, group)
     x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(tokens)).to(device, dtype)
     slots = torch.arange(tokens, device=device)
     slots[1::7] = -1
@@ -38,11 +43,12 @@ def test_products_are_those_of_the_numbers(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", [32, 64, 128, 0])
 @pytest.mark.parametrize("tokens", [1, 5, 16, 17, 64, 130, 256, 1000, 4096])
-def test_products_match_at_real_sizes(tokens: int, group: int, device: torch.device) -> None:
+def test_products_match_at_real_sizes(kind: ExpertKind, tokens: int, group: int, device: torch.device) -> None:
     """The shape of Qwen3-30B-A3B with fewer experts; twice for equal bits."""
-    weights = quantize_experts(random_experts(32, 768, 2048, torch.bfloat16, device), "int4", group)
+    weights = quantize_experts(random_experts(32, 768, 2048, torch.bfloat16, device), kind, group)
     x = torch.randn(tokens, 2048, device=device).bfloat16()
     found = triton_route.route(torch.randn(tokens, 32, device=device).bfloat16(), Routing(8, renormalize=True))
     got, again = (triton_experts.experts(x, found, weights) for _ in range(2))
@@ -51,8 +57,9 @@ def test_products_match_at_real_sizes(tokens: int, group: int, device: torch.dev
     assert ((got.float() - exact).norm() / exact.norm()).item() < 8e-3
 
 
-def test_scales_of_another_type_than_x_are_refused(device: torch.device) -> None:
-    weights = quantize_experts(random_experts(4, 32, 64, torch.float32, device), "int4", 32)
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_of_another_type_than_x_are_refused(kind: ExpertKind, device: torch.device) -> None:
+    weights = quantize_experts(random_experts(4, 32, 64, torch.float32, device), kind, 32)
     found = triton_route.route(torch.randn(2, 4, device=device), Routing(1))
     with pytest.raises(ValueError, match=r"scales .* are torch.float32, but x is torch.float16"):
         triton_experts.experts(torch.randn(2, 64, device=device).half(), found, weights)
