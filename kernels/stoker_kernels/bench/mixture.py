@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -138,7 +137,7 @@ def measure(layers: list[Layer], shape: str, tokens: int, ways: list[str]) -> di
 def going(way: Way) -> Iterator[None]:
     """Have mixtures run in this way, the own kernels for all tokens that they take."""
     few, whole = choose.FEW_TOKENS, sm90_few.WHOLE_ROWS
-    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = dict.fromkeys(get_args(ExpertKind), sm90_few.MOST_TOKENS), way.whole
+    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = sm90_few.MOST_TOKENS, way.whole
     pin("mixture", way.mixture)
     pin("experts", way.experts)
     try:

@@ -17,15 +17,15 @@ from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import IntegerWeight
 
 TRITON_TOKENS = 64
-# From so many tokens on a weight in fragments is dequantized, which takes 0.99 ps a number whatever the tokens (135 µs
-# of 37888 × 3584, H200). The dense product wins 0.35 fs a number and token over ours (347 µs after 395.5 at 1,024,
-# H100), so it has won that back at 2,840; `bench --dense` times both.
-DENSE_FROM = 2816
+# From so many tokens on a weight in fragments is dequantized first (`bench --dense`, H200, µs of 1,024, 2,048 and 4,096
+# tokens: 4608 × 3584 as it is 56, 117, 258, dequantized 54, 97, 191). Gate and up would have their activation apart
+# then: 443, 892, 1,847 with it, and 470, 910, 1,782 with 27, 54, 108 for the activation.
+DENSE_FROM, GATED_DENSE_FROM = 1536, 5632
 
 
-def takes_tokens(m: int) -> bool:
+def takes_tokens(m: int, *, gated: bool = False) -> bool:
     """Whether a weight in fragments is multiplied as it is by `m` tokens, or dequantized first."""
-    return m < DENSE_FROM
+    return m < (GATED_DENSE_FROM if gated else DENSE_FROM)
 
 
 def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
@@ -58,7 +58,7 @@ def silu_mul_pairs(x: Tensor, weight: IntegerWeight) -> Tensor | None:
 
     Raises ValueError where a weight in pairs meets operands that its kernels do not take.
     """
-    if not takes_tokens(len(x)):
+    if not takes_tokens(len(x), gated=True):
         return None
     out = torch.empty((len(x), weight.out_features // 2), dtype=x.dtype, device=x.device)
     reason = sm90_int4.refusal(x, weight, None, out)

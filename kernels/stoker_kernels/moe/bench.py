@@ -22,8 +22,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import choose, reference, triton_experts
-from stoker_kernels.moe.triton_route import route
+from stoker_kernels.moe import choose, reference, triton_experts, triton_route
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights, Routes, Routing, quantize_experts
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
@@ -49,6 +48,7 @@ class Row:
     tokens: int
     distinct: float
     route_us: float
+    two_kernels_us: float
     experts_us: float
     triton_us: float
     us: float
@@ -76,7 +76,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
         x = torch.randn(tokens, hidden, device=device).bfloat16()
         logits = torch.randn(tokens, count, device=device) * generator.choice([0.0, 1.0, 10.0])
-        found = route(logits, Routing(top_k, renormalize=True))
+        found = choose.route(logits, Routing(top_k, renormalize=True))
         what = f"{kind}, {tokens} tokens, {top_k} of {count}, {ffn} × {hidden}"
         if not torch.equal(found.ids, reference.route(logits, Routing(top_k)).ids):
             complaints.append(f"{what}: other experts")
@@ -117,14 +117,17 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     device, routing = weights.down.device, Routing(LAYERS[layer][1], renormalize=True)
     xs = [torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(SETS)]
     logits = [torch.randn(tokens, count, device=device).bfloat16() for _ in range(SETS)]
-    plans = [route(each, routing) for each in logits]
+    plans = [choose.route(each, routing) for each in logits]
     distinct = statistics.mean(len(plan.ids.unique()) for plan in plans)
 
     def whole(i: int) -> Tensor:
-        return choose.experts(xs[i % SETS], route(logits[i % SETS], routing), weights)
+        return choose.experts(xs[i % SETS], choose.route(logits[i % SETS], routing), weights)
 
     def routed(i: int) -> Routes:
-        return route(logits[i % SETS], routing)
+        return choose.route(logits[i % SETS], routing)
+
+    def by_two(i: int) -> Routes:
+        return triton_route.route(logits[i % SETS], routing)
 
     def chosen(i: int) -> Tensor:
         return choose.experts(xs[i % SETS], plans[i % SETS], weights)
@@ -137,14 +140,15 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized or weights.takes_int8 else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
-        layer, weights.kind, tokens, distinct, timed(routed), timed(chosen), timed(by_triton), timed(whole), limit
+        layer, weights.kind, tokens, distinct, timed(routed), timed(by_two), timed(chosen), timed(by_triton),
+        timed(whole), limit,
     )  # fmt: skip
 
 
 def described(row: Row) -> str:
     """A row as it is printed."""
     experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f})"
-    parts = f"route {row.route_us:6.1f}, {experts}, all {row.us:8.1f} µs"
+    parts = f"route {row.route_us:6.1f} (Triton {row.two_kernels_us:6.1f}), {experts}, all {row.us:8.1f} µs"
     share = f"limit {row.limit_us:8.1f} ({row.limit_us / row.us:.0%})"
     return f"{row.layer:14} {row.kind:12} {row.tokens:5} tokens, {row.distinct:6.1f} experts: {parts}, {share}"
 

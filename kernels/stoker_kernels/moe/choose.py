@@ -1,4 +1,4 @@
-"""`experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
+"""`route` and `experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
 
 Invariants: which of them follows from the operands' shapes and dtypes alone.
 Does not know: which layer it serves.
@@ -10,14 +10,35 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.moe import sm90_few
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
+from stoker_kernels.moe.hopper import sm90_route
+from stoker_kernels.moe.tiles import in_one_program
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 
-FEW_TOKENS = {"dense": 2}  # up to which the Hopper kernels are faster; one token of other kinds
+FEW_TOKENS = 2  # up to which the Hopper kernels are faster
+ONE_LAUNCH = range(1, sm90_route.MOST_TOKENS + 1)  # tokens that one CTA chooses for faster than two kernels
 
 
-def few(x: Tensor, weights: ExpertWeights) -> bool:
+def few(x: Tensor) -> bool:
     """Whether the Hopper kernels are faster for so many tokens."""
-    return 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1)
+    return 0 < x.shape[0] <= FEW_TOKENS
+
+
+def route(
+    logits: Tensor,
+    routing: Routing,
+    *,
+    bias: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Routes:
+    """`moe.route`."""
+    from stoker_kernels.moe import triton_route
+
+    chosen = triton_route.route
+    if len(logits) in ONE_LAUNCH and not in_one_program(len(logits), routing.top_k):
+        reason = sm90_route.refusal(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
+        chosen = triton_route.route if reason is not None else sm90_route.route
+    return chosen(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
 
 
 def experts(
@@ -35,7 +56,7 @@ def experts(
     from stoker_kernels.moe import triton_experts
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if few(x, weights) and sm90_few.refusal(x, routes, weights, shared) is None:
+    if few(x) and sm90_few.refusal(x, routes, weights, shared) is None:
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
         )

@@ -57,7 +57,7 @@ def fused(
     reason = sm90_few.mixture_refusal(
         x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
     )
-    if reason is not None or not choose.few(x, weights) or not _as_usual(x, logits, weights):
+    if reason is not None or not choose.few(x) or not _as_usual(x, logits, weights):
         return split(
             x, logits, routing, weights, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
             limit=limit, shared=shared, shared_gate=shared_gate, out=out,
@@ -71,7 +71,5 @@ def fused(
 
 def _as_usual(x: Tensor, logits: Tensor, weights: ExpertWeights) -> bool:
     """Whether `split` would run this package's router and Hopper kernels."""
-    from stoker_kernels.moe import triton_route
-
-    usual = select("route", logits.device, logits.dtype) is triton_route.route
+    usual = select("route", logits.device, logits.dtype) is choose.route
     return usual and select("experts", x.device, weights.down.dtype) is choose.experts

@@ -26,6 +26,7 @@ from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Ro
 from stoker_kernels.quant import FP8
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+register("route", "own", "stoker_kernels.moe.choose:route", triton_supports(torch.bfloat16, min_sm=90))
 register("route", "triton", "stoker_kernels.moe.triton_route:route", triton_supports(*_FLOATS))
 register("route", "reference", "stoker_kernels.moe.reference:route", reference_supports)
 for _name, _path, _supports in (
@@ -37,9 +38,8 @@ _STORED = (FP8, torch.uint8, torch.int8)
 register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, *_STORED))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, *_STORED))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
-# `fused` has run in the emulator alone: until its time is known, it is for who asks for it.
-register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)
 register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(torch.bfloat16, FP8, min_sm=90))
+register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)
 
 
 def _rows_support(target: Target) -> str | None:

@@ -25,7 +25,7 @@ from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
-WHOLE_ROWS = range(3, 9)  # tokens for which a warp of gate-up takes all columns of its rows; of eight at most
+WHOLE_ROWS = range(1, 3)  # tokens for which a warp of gate-up takes all columns of its rows; of eight at most
 MOST_EXPERTS, MOST_PAIRS = 256, 32  # that a warp chooses from, eight a lane, and sorts, one a lane
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
 _BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}
@@ -88,6 +88,18 @@ def mixture_refusal(
     counts: Tensor | None = None,
 ) -> str | None:
     """None where `mixture` takes these operands, else why not."""
+    pairs = logits.shape[0] * routing.top_k
+    if pairs > MOST_PAIRS:
+        return f"{pairs} choices are more than {MOST_PAIRS}"
+    return choice_refusal(logits, routing, bias, slot_mapping, counts) or _shapes_refusal(
+        x, routing.top_k, weights, shared
+    )
+
+
+def choice_refusal(
+    logits: Tensor, routing: Routing, bias: Tensor | None, slot_mapping: Tensor | None, counts: Tensor | None
+) -> str | None:
+    """None where csrc/few_choice chooses from these operands, else why not."""
     beside = ((bias, torch.float32), (slot_mapping, torch.int64), (counts, torch.int32))
     if any(each is not None and (each.dtype != dtype or not each.is_contiguous()) for each, dtype in beside):
         return "takes a bias in float32, slots in int64 and counts in int32, contiguous"
@@ -95,13 +107,23 @@ def mixture_refusal(
         return "takes logits in bfloat16, those of a token one after the other"
     if routing.scoring == "sparsemixer":
         return "chooses by softmax or sigmoid"
-    experts, pairs = logits.shape[1], logits.shape[0] * routing.top_k
-    if experts > MOST_EXPERTS or routing.groups > 32 or pairs > MOST_PAIRS:
-        return (
-            f"{pairs} choices among {experts} experts in {routing.groups} groups are more than"
-            f" {MOST_PAIRS} among {MOST_EXPERTS} in 32"
-        )
-    return _shapes_refusal(x, routing.top_k, weights, shared)
+    if logits.shape[1] > MOST_EXPERTS or routing.groups > 32:
+        return f"{logits.shape[1]} experts in {routing.groups} groups are more than {MOST_EXPERTS} in 32"
+    return None
+
+
+def fill_choice(
+    arguments: FewArguments, logits: Tensor, routing: Routing, bias: Tensor | None, slot_mapping: Tensor | None,
+    counts: Tensor | None,
+) -> None:  # fmt: skip
+    """What csrc/few_choice reads."""
+    arguments.logits, arguments.ld_logits, arguments.experts = logits.data_ptr(), logits.stride(0), logits.shape[1]
+    arguments.correction, arguments.slots = cuda.address_of(bias), cuda.address_of(slot_mapping)
+    arguments.counts = cuda.address_of(counts)
+    arguments.groups, arguments.top_groups = routing.groups, routing.top_groups
+    arguments.group_size, arguments.top2 = logits.shape[1] // routing.groups, int(routing.group_score == "top2")
+    arguments.sigmoid, arguments.renormalize = int(routing.scoring == "sigmoid"), int(routing.renormalize)
+    arguments.factor = routing.scale
 
 
 def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tensor | None) -> str | None:
@@ -170,13 +192,7 @@ def mixture(
     """`moe.mixture` for operands that `mixture_refusal` accepts, as `experts`."""
 
     def chosen(arguments: FewArguments) -> None:
-        arguments.logits, arguments.ld_logits, arguments.experts = logits.data_ptr(), logits.stride(0), logits.shape[1]
-        arguments.correction, arguments.slots = cuda.address_of(bias), cuda.address_of(slot_mapping)
-        arguments.counts = cuda.address_of(counts)
-        arguments.groups, arguments.top_groups = routing.groups, routing.top_groups
-        arguments.group_size, arguments.top2 = logits.shape[1] // routing.groups, int(routing.group_score == "top2")
-        arguments.sigmoid, arguments.renormalize = int(routing.scoring == "sigmoid"), int(routing.renormalize)
-        arguments.factor = routing.scale
+        fill_choice(arguments, logits, routing, bias, slot_mapping, counts)
 
     return _run(x, routing.top_k, weights, out, chosen, activation, limit, shared, shared_gate)
 

@@ -5,8 +5,9 @@ passes only where the engine's token lies within a tolerance of the reference's 
 From there the comparison goes on with the engine's token, so one near-tie hides nothing after it. What all tokens lost
 on average has a bound of its own: it is a fifth of one token's or less, and no rare pair of roundings moves it. Where
 tokens are so few that one may move it, all together may lose what one may.
-A router chooses by rounding, too, where two experts weigh alike, and another expert is another result: of mixtures the
-reference is run a second time, with its own stream rounded, and what that loses widens the bounds.
+A router chooses by rounding, too, where two experts weigh alike, and another expert is another result; and more
+layers than DEEPEST amplify more than was seen of right outputs. Of both the reference is run a second time, with its
+own stream rounded, and what that loses widens the bounds.
 Invariants: pure check, changes nothing. Knows nothing of timing.
 """
 
@@ -53,6 +54,7 @@ class Tolerance:
 # Of more layers more is lost: 0.40 to 0.51 at worst by right outputs of 40 and 48. Of fewer no less is allowed, for the
 # ends of a model round as well.
 LAYERS = 28
+DEEPEST = 52  # layers of the deepest model for which the growth below was seen
 TOLERANCE_BF16 = Tolerance(0.4, 0.05, LAYERS)
 TOLERANCE_FP8_HEAD = Tolerance(0.8, 0.1, LAYERS)
 TOLERANCE_ADAPTERS = Tolerance(0.8, 0.05, LAYERS)
@@ -111,7 +113,7 @@ def verify_greedy(
         chosen = torch.tensor(list(output), device=logits.device)
         losses.append(_lost(logits, chosen))
         misses.append(logits.argmax(dim=1) != chosen)
-        if spec.moe is not None:
+        if spec.moe is not None or spec.num_layers > DEEPEST:
             dtype = values_of(weights.embed).dtype
             rounded = reference_logits(spec, weights, ids, first, longest=longest, rounded=dtype).argmax(dim=1)
             bounds.append(_widened(tolerance, _lost(logits, rounded)))

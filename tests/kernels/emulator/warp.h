@@ -34,6 +34,11 @@ inline int atomicAdd(int* p, int value) {
   *p += value;
   return old;
 }
+inline unsigned atomicOr(unsigned* p, unsigned value) {
+  const unsigned old = *p;
+  *p |= value;
+  return old;
+}
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ballot_sync(unsigned, bool x) {

@@ -22,7 +22,6 @@ from stoker_kernels.moe import (
     op,
     route,
     sm90_few,
-    triton_route,
 )
 
 CPU = torch.device("cpu")
@@ -73,7 +72,7 @@ def test_few_tokens_are_fused_for_who_asks_unless_they_ask_for_more(monkeypatch:
     monkeypatch.setattr(sm90_few, "mixture", kernels)
     monkeypatch.setattr(sm90_few, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
-    on_gpu = {"route": triton_route.route, "experts": choose.experts}
+    on_gpu = {"route": choose.route, "experts": choose.experts}
     monkeypatch.setattr(fused, "select", lambda name, *_: on_gpu[name])
     routing, bias = Routing(2, "sigmoid"), torch.rand(9)
     for tokens, expected in ((1, True), (2, True), (3, False)):

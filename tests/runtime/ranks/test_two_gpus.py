@@ -32,8 +32,9 @@ pytestmark = [
 SIZES: dict[str, Any] = {"max_model_len": 1024, "num_gpu_blocks": 200, "max_num_seqs": 16, "dtype": "bfloat16"}
 # A prompt whose beginning is cached is multiplied in other tiles, and a random model's near ties show it.
 SIZES |= {"enable_prefix_caching": False}
-NEAR = 0.9
-"""Of all first tokens this share is the same: sums in another order change the last bits, and with them near ties."""
+NEAR, NEAR_FP8 = 0.9, 0.2
+"""Of all first tokens this share is the same: sums in another order change the last bits, and with them near ties. In
+FP8 each rank rounds its own part of a row by a scale of its own: of 24, 11 were the same; by chance none would be."""
 
 
 def workload(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -66,7 +67,8 @@ def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) ->
     assert cut == again
     assert cut == graphed
     same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
-    assert same >= NEAR * len(prompts), (same, len(prompts))
+    near = NEAR_FP8 if "quantization" in options else NEAR
+    assert same >= near * len(prompts), (same, len(prompts))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
