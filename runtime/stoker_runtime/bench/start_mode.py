@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench.peers import Figures, peers_on
+from stoker_runtime.bench.random_checkpoint import FORMATS, write_checkpoint
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.fetch.by_name import locate
 
@@ -92,6 +93,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
     parser.add_argument("--shape", default="", help="write a random checkpoint of this shape and start that")
+    parser.add_argument("--checkpoint", default="bf16", choices=FORMATS, help="how to write it (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write it, and leave it (default: a temporary folder)")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of `stoker serve`; comes last")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -107,12 +109,13 @@ def model_of(args: argparse.Namespace, folder: Path) -> Iterator[str]:
         # Fetched before the clock starts.
         yield locate(args.model, args.revision, say=lambda text: print(f"# {text}", flush=True))
         return
-    from stoker_runtime.bench.random_checkpoint import write_checkpoint
-
     target = args.folder or folder / Path(args.shape).name
     if not (target / "model.safetensors").exists():
         began = time.perf_counter()
-        size = write_checkpoint(args.shape, target)
+        try:
+            size = write_checkpoint(args.shape, target, args.checkpoint)
+        except ValueError as error:
+            raise ConfigError(f"--checkpoint {args.checkpoint}: {error}", param="checkpoint") from error
         print(f"# wrote {size / 1e9:.1f} GB to {target} in {time.perf_counter() - began:.1f} s", flush=True)
     yield str(target)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker_runtime import LLM
 from stoker_runtime.bench import start_mode
 from stoker_runtime.bench.random_checkpoint import tensors, write_checkpoint
 from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, table
@@ -15,6 +16,8 @@ from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.request import SamplingParams
 from stoker_runtime.text.tokenizer import Tokenizer
 
 
@@ -24,7 +27,7 @@ def test_a_checkpoint_of_a_shape_is_complete(tmp_path: Path) -> None:
     spec = build_spec(source)
     assert spec.hidden == 64
     index = read_checkpoint_index(tmp_path)
-    assert {name: entry.shape for name, entry in index.items()} == dict(tensors(spec))
+    assert {name: entry.shape for name, entry in index.items()} == {name: shape for name, shape, _ in tensors(spec)}
     assert size == (tmp_path / "model.safetensors").stat().st_size
     norm = index["model.norm.weight"]
     with norm.file.open("rb") as file:
@@ -32,6 +35,26 @@ def test_a_checkpoint_of_a_shape_is_complete(tmp_path: Path) -> None:
         assert file.read(norm.num_bytes) == b"\x80\x3f" * 64
     tokenizer = Tokenizer.load(str(tmp_path))
     assert tokenizer.decode(tokenizer.encode("Bären & 熊")) == "Bären & 熊"
+
+
+def test_a_checkpoint_of_awq_is_one(tmp_path: Path) -> None:
+    """It holds the weights of its shape in integers, and answers; what AWQ cannot hold is an error that names it."""
+    config = SHAPES["tiny"] | {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 8}
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
+    write_checkpoint(str(tmp_path / "shape"), tmp_path / "model", "awq")
+    index = read_checkpoint_index(tmp_path / "model")
+    assert index["model.layers.0.mlp.up_proj.qweight"].shape == (256, 80)
+    assert index["model.layers.1.mlp.down_proj.scales"].shape == (5, 256)
+    assert "model.embed_tokens.weight" in index
+    with LLM(str(tmp_path / "model"), device="cpu", max_model_len=64) as llm:
+        assert llm.engine.executor.describe()["quantization"] == "awq"
+        (found,) = llm.generate_tokens([[1, 2, 3]], [SamplingParams(max_tokens=5, ignore_eos=True)])
+    assert len(found) == 5
+    with pytest.raises(ConfigError, match=r"--checkpoint awq: .*× 64"), model_of(
+        start_mode.flags().parse_args(["--shape", "tiny", "--checkpoint", "awq"]), tmp_path
+    ):
+        pass
 
 
 def test_two_starts_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
