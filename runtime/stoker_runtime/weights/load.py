@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
@@ -321,6 +322,8 @@ def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
             found = found.view(piece.shape[0] // 2, 2, -1).transpose(0, 1).contiguous()
         if piece.logarithm:
             found = found.float().neg().log()
+        if piece.normed:
+            found = functional.normalize(found.float().view(-1, piece.shape[1]))
         return found.float() + piece.offset if piece.offset else found
 
     return decode

@@ -43,7 +43,7 @@ class Route:
     and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
     it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
     whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`. `logarithm`: what is meant is the
-    logarithm of what it holds, whose sign is turned.
+    logarithm of what it holds, whose sign is turned. `normed`: of each row its direction is meant, of length 1.
     """
 
     entry: TensorEntry
@@ -58,11 +58,13 @@ class Route:
     source: int = 0
     source_rows: int = 0
     logarithm: bool = False
+    normed: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether its numbers are copied as they lie."""
-        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales or self.logarithm)
+        turned = self.head_rows or self.transposed or self.paired
+        return not (turned or self.offset or self.scales or self.logarithm or self.normed)
 
     @property
     def together(self) -> int:
@@ -104,7 +106,8 @@ def _pieces(
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
     # GGUF's converter has added it already.
     offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
-    transposed = stored is Stored.COLUMNS
+    transposed, paired = stored is Stored.COLUMNS, stored is Stored.PAIRED
+    normed = spec.normed_head and parameter.name == "head"
     pieces: list[Route] = []
     row = 0
     names = tensor_names(spec, parameter.name, vocabulary)
@@ -114,7 +117,11 @@ def _pieces(
         # Values are never rotated: of Q, K and V the third keeps its rows.
         rotated = head_rows if position < 2 else 0
         decay = vocabulary is Vocabulary.GGUF and parameter.name.endswith(".a_log")
-        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset, logarithm=decay))
+        pieces.append(
+            Route(
+                entry, parameter.name, row, shape, rotated, transposed, offset, paired, logarithm=decay, normed=normed
+            )
+        )  # fmt: skip
         row += rows
     return tuple(pieces)
 

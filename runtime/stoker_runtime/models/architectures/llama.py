@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.alibi import alibi_slopes
 from stoker_runtime.models.architectures.reading import FULL, SLIDING, read_base, read_layer_types
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
@@ -24,6 +24,7 @@ from stoker_runtime.models.architectures.row import (
     Stored,
     one,
 )
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 
@@ -134,12 +135,14 @@ def _exaone(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _baichuan(config: Mapping[str, Any]) -> ModelSpec:
-    """The 7B models, which rotate. Those of 13B have ALiBi, and the second generation norms its output head."""
-    if "max_position_embeddings" not in config:
-        raise ModelError("Baichuan of 13B has ALiBi for positions, which is not supported.", param="model")
-    if int(config["vocab_size"]) == BAICHUAN2_VOCAB:
-        raise ModelError("Baichuan 2 norms the rows of its output head, which is not supported.", param="model")
-    return read_base(config)
+    """Models of 7B rotate; those of 13B, which state no longest context but a trained one, have slopes. The second
+    generation norms the rows of its output head: its loss, or its vocabulary, tells it.
+    """
+    normed = "z_loss_weight" in config or int(config["vocab_size"]) == BAICHUAN2_VOCAB
+    if "max_position_embeddings" in config:
+        return replace(read_base(config), normed_head=normed)
+    spec = read_base({**config, "max_position_embeddings": config["model_max_length"]})
+    return replace(spec, rope=RopeSpec(dim=0), slopes=alibi_slopes(spec.heads), normed_head=normed)
 
 
 def _arcee(config: Mapping[str, Any]) -> ModelSpec:
@@ -222,6 +225,13 @@ _SEEING: dict[str, Any] = {
     "renamed": (("model.language_model.", "model."), ("model.visual.", "visual.")),
 }
 
+_BAICHUAN = Architecture(
+    _baichuan,
+    gguf_interleaved=True,
+    layer_names={**LAYER_NAMES, "qkv": Names(("self_attn.W_pack.weight",), _GGUF["qkv"])},
+    ignored=r"model\.(layers\.\d+\.self_attn\.rotary_emb\.inv_freq|future_mask|alibi_mask)",
+)
+
 LLAMA_ROWS: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, {"max_position_embeddings": 2048}, gguf_interleaved=True),
     "MistralForCausalLM": Architecture(
@@ -267,11 +277,8 @@ LLAMA_ROWS: dict[str, Architecture] = {
         | {"dim_model_base": 1},
         gguf_interleaved=True,
     ),
-    "BaichuanForCausalLM": Architecture(
-        _baichuan,
-        gguf_interleaved=True,
-        layer_names={**LAYER_NAMES, "qkv": Names(("self_attn.W_pack.weight",), _GGUF["qkv"])},
-    ),
+    "BaichuanForCausalLM": _BAICHUAN,
+    "BaiChuanForCausalLM": _BAICHUAN,
     "ExaoneForCausalLM": Architecture(
         _exaone,
         {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "silu"},
