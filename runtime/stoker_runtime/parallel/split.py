@@ -293,7 +293,7 @@ def uncut(spec: ModelSpec) -> Iterator[str]:
     row = ARCHITECTURES[spec.architecture]
     for parameter in unlike_parameters(spec):
         names = row.names_of(spec, field_of(parameter.name))
-        if names.stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+        if names.stored.is_stacked:
             continue
         if names.stored not in (Stored.ROWS, Stored.BY_EXPERT) or len(names.hf) != pieces_of(spec, parameter.name):
             yield f"{names.hf[0]}, which is stored in one piece"

@@ -99,7 +99,7 @@ def _pieces(
         return tuple(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
         return tuple(_grouped(spec, parameter, entries, vocabulary))
-    if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+    if stored.is_stacked:
         return tuple(_stacked(spec, parameter, entries, stored))
     if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, entries)):
         return tuple(_widening(spec, parameter, halves))
@@ -194,7 +194,8 @@ def _stacked(
     (name,) = tensor_names(spec, parameter.name, Vocabulary.HF)
     experts = len(spec.moe.here)
     rows, columns = parameter.shape[0] // experts, parameter.shape[1:]
-    turned = stored is Stored.STACKED_COLUMNS
+    stored = as_laid_out(stored, entries.get(name), rows, *columns)
+    turned = stored is not Stored.STACKED
     packed = turned and bool(spec.moe.packing) and bool(columns)
     scales = None
     if packed:
@@ -205,13 +206,19 @@ def _stacked(
     else:
         shape = (experts, *columns, rows) if turned else (experts, rows, *columns)
         entry = find_entry(entries, name, shape, spec.architecture)
-    paired = turned and "gate_up" in parameter.name
+    paired = stored is Stored.STACKED_COLUMNS and "gate_up" in parameter.name
     for expert in range(experts):
         yield Route(
             rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
             transposed=turned and bool(columns) and not packed, paired=paired,
             scales=scales and rows_of(scales, expert, (1, *scales.shape[1:])),
         )  # fmt: skip
+
+
+def as_laid_out(stored: Stored, entry: TensorEntry | None, rows: int, columns: int = 0) -> Stored:
+    """How a stacked tensor of `rows` × `columns` an expert is stored: turned ones are turned back by some who save."""
+    turned_back = entry is not None and rows != columns and entry.shape[1:] == (rows, columns)
+    return Stored.STACKED if stored is Stored.STACKED_HALVES and turned_back else stored
 
 
 def widening_halves(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[TensorEntry, ...]:

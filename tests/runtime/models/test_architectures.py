@@ -114,7 +114,7 @@ def test_dtype_under_both_names(key: str) -> None:
             {"architectures": ["LlamaForCausallm"]},
             r"Causallm is not supported. The nearest is LlamaForCausalLM. .*stoker_runtime/models/architectures",
         ),
-        ({"architectures": ["Phi3SmallForCausalLM"]}, "Phi3SmallForCausalLM is not supported: .* block-sparse"),
+        ({"architectures": ["Llama4ForConditionalGeneration"]}, "Llama4For.* is not supported: .* within chunks"),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),

@@ -70,6 +70,17 @@ def _mrope(section: list[int], **more: Any) -> Callable[[random.Random], dict[st
                         "rope_parameters": parameters}  # fmt: skip
 
 
+def _seeing_experts(rng: random.Random) -> dict[str, Any]:
+    sizes = _mrope([4, 3, 3], mrope_interleaved=True)(rng)
+    mixture = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": rng.randrange(20, 29)}
+    return {**sizes, **mixture, "mlp_only_layers": [1]}
+
+
+def _turned_experts(tensors: Tensors) -> Tensors:
+    """As published: columns for rows."""
+    return {name: tensor.mT if ".experts." in name else tensor for name, tensor in tensors.items()}
+
+
 def _older_names(tensors: Tensors) -> Tensors:
     return _renamed((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual."))(tensors)
 
@@ -241,6 +252,12 @@ ROWS: dict[str, Row] = {
     ),
     "Qwen3VLForConditionalGeneration": Row(
         "Qwen3VLConfig", _mrope([4, 3, 3], mrope_interleaved=True), model="Qwen3VLForConditionalGeneration"
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Row(
+        "Qwen3VLMoeConfig", _seeing_experts, _turned_experts, model="Qwen3VLMoeForConditionalGeneration"
+    ),
+    "Qwen3VLMoeForConditionalGeneration-saved": Row(
+        "Qwen3VLMoeConfig", _seeing_experts, model="Qwen3VLMoeForConditionalGeneration"
     ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
     "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),

@@ -64,6 +64,7 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
     spec = _gates_apart(spec, checkpoint, row)
+    named = replace(spec, checkpoint=checkpoint)
     for parameter in spec.parameters():
         if parameter.role is Role.LATENT and isinstance(checkpoint, Int8Checkpoint):
             raise ModelError(
@@ -73,7 +74,7 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             )
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
-            names = row.names_of(spec, field)
+            names = row.names_of(named, field)
             if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "

@@ -51,7 +51,7 @@ def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm.HEAD, windows=windows)
 
 
-def _text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the text model of one that sees: beside its vision's, or in an object of their own."""
     text = config.get("text_config") or {}
     above = {key: config[key] for key in ("architectures", "tie_word_embeddings") if config.get(key) is not None}
@@ -59,11 +59,11 @@ def _text_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2_vl(config: Mapping[str, Any]) -> ModelSpec:
-    return _qwen2(_text_of(config))
+    return _qwen2(text_of(config))
 
 
 def _qwen3_vl(config: Mapping[str, Any]) -> ModelSpec:
-    return _qwen3(_text_of(config))
+    return _qwen3(text_of(config))
 
 
 def qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ _EXAONE_NAMES = {
 }
 
 # What sees is left out. Its names, and those of the text model, begin otherwise in files of newer making.
-_SEEING: dict[str, Any] = {
+SEEING: dict[str, Any] = {
     "ignored": r"visual\..*",
     "renamed": (("model.language_model.", "model."), ("model.visual.", "visual.")),
 }
@@ -240,12 +240,12 @@ LLAMA_ROWS: dict[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(_qwen2, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen3ForCausalLM": Architecture(_qwen3, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen2VLForConditionalGeneration": Architecture(
-        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **_SEEING
+        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **SEEING
     ),
     "Qwen2_5_VLForConditionalGeneration": Architecture(
-        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **_SEEING
+        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **SEEING
     ),
-    "Qwen3VLForConditionalGeneration": Architecture(_qwen3_vl, {"max_position_embeddings": 128000}, **_SEEING),
+    "Qwen3VLForConditionalGeneration": Architecture(_qwen3_vl, {"max_position_embeddings": 128000}, **SEEING),
     "Phi3ForCausalLM": Architecture(
         _phi3, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, layer_names=_PHI3_NAMES
     ),

@@ -20,7 +20,7 @@ class Stored(StrEnum):
     which each has a part of several pieces, as merged Q, K and V of one KV head (`models/grouped_rows.py`); or in pairs
     of rows, of gate and of up in turn. Of experts:
     tensors for each, whose number stands for {expert}; one tensor for all, [E, rows, columns]; or [E, columns, rows],
-    gate and up taking turns.
+    gate and up taking turns, or one behind the other, unless its shape says that rows are rows.
     """
 
     ROWS = "rows"
@@ -31,6 +31,12 @@ class Stored(StrEnum):
     BY_EXPERT = "by_expert"
     STACKED = "stacked"
     STACKED_COLUMNS = "stacked_columns"
+    STACKED_HALVES = "stacked_halves"
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether there is one tensor for all experts."""
+        return self in (Stored.STACKED, Stored.STACKED_COLUMNS, Stored.STACKED_HALVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,10 @@ class Architecture:
 
     def names_of(self, spec: ModelSpec, field: str) -> Names:
         """What a tensor of a layer is called: the first projection by whether it narrows queries, or has gates; norms
-        by whether two read the same stream.
+        by whether two read the same stream; some experts by whether the checkpoint is quantized.
         """
+        if spec.checkpoint is not None and f"{field}_quantized" in self.layer_names:
+            field = f"{field}_quantized"
         if field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank:
             field = "qkv_unnarrowed"
         if spec.parallel and not spec.shared_norm and f"{field}_apart" in self.layer_names:

@@ -28,8 +28,9 @@ ROWS: dict[str, Architecture] = {**ARCHITECTURES, **HEAD_ROWS}
 """Besides, the heads that draft beside a model, and are none by themselves."""
 
 REFUSED = {
-    "Qwen3VLMoeForConditionalGeneration": "gate and up of its experts lie in one tensor by columns; Qwen3-VL's dense "
-    "models work",
+    "Gemma3nForConditionalGeneration": "its layers keep several residual streams; Gemma 3 works",
+    "Llama4ForConditionalGeneration": "its layers attend within chunks and scale queries by position; Llama 3 works",
+    "MambaForCausalLM": "its states are of Mamba's first generation; models with Mamba-2 layers work",
 }
 """What people ask for and no row can say yet, each with its reason."""
 
@@ -86,6 +87,7 @@ MODELS = {
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL 2B to 32B, dense; text alone",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL 30B-A3B and 235B-A22B; text alone",
     "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",
