@@ -82,8 +82,8 @@ class Cut:
                 continue
             stored = stored_form(self.spec, parameter.name, vocabulary)
             if stored.is_stacked:
-                each = (whole.shape[0] // len(self.whole.moe.here) if self.whole.moe else 0, *whole.shape[1:])
-                stored = as_laid_out(stored, own.get(names[0]), *each)
+                assert self.whole.moe is not None, "experts are of a mixture"
+                stored = as_laid_out(self.spec, parameter.name, stored, own, self.whole.moe.ffn)
                 found |= self._stacked(names[0], own, field_of(parameter.name), stored)
                 continue
             sizes = piece_rows(self.whole, whole, len(tensor_names(self.whole, whole.name, vocabulary)))

@@ -194,7 +194,7 @@ def _stacked(
     (name,) = tensor_names(spec, parameter.name, Vocabulary.HF)
     experts = len(spec.moe.here)
     rows, columns = parameter.shape[0] // experts, parameter.shape[1:]
-    stored = as_laid_out(stored, entries.get(name), rows, *columns)
+    stored = as_laid_out(spec, parameter.name, stored, entries, spec.moe.ffn)
     turned = stored is not Stored.STACKED
     packed = turned and bool(spec.moe.packing) and bool(columns)
     scales = None
@@ -215,10 +215,20 @@ def _stacked(
         )  # fmt: skip
 
 
-def as_laid_out(stored: Stored, entry: TensorEntry | None, rows: int, columns: int = 0) -> Stored:
-    """How a stacked tensor of `rows` × `columns` an expert is stored: turned ones are turned back by some who save."""
-    turned_back = entry is not None and rows != columns and entry.shape[1:] == (rows, columns)
-    return Stored.STACKED if stored is Stored.STACKED_HALVES and turned_back else stored
+def as_laid_out(
+    spec: ModelSpec, parameter: str, stored: Stored, entries: Mapping[str, TensorEntry], ffn: int
+) -> Stored:
+    """How a layer's stacked experts of `ffn` units are stored: turned ones are turned back by some who save a model.
+
+    Of its two tensors one at most is a square, which does not say.
+    """
+    if stored is not Stored.STACKED_HALVES:
+        return stored
+    for field, shape in (("experts_gate_up", (2 * ffn, spec.hidden)), ("experts_down", (spec.hidden, ffn))):
+        (name,) = tensor_names(spec, f"{parameter.rpartition('.')[0]}.{field}", Vocabulary.HF)
+        if name in entries and shape[0] != shape[1]:
+            return Stored.STACKED if entries[name].shape[1:] == shape else stored
+    return stored
 
 
 def widening_halves(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[TensorEntry, ...]:

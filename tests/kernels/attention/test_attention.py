@@ -18,7 +18,8 @@ from stoker_kernels.attention import (
     paged_attention,
     plan_attention,
 )
-from stoker_kernels.launch import cuda, dispatch
+from stoker_kernels.attention.cpu_attention import attend_rows
+from stoker_kernels.launch import cc, cuda, dispatch
 from stoker_kernels.launch.dispatch import KernelUnavailable, select
 
 ROWS = [(1, 5), (1, 0), (1, 40), (7, 7), (20, 50), (0, 0)]
@@ -79,6 +80,18 @@ def test_the_reference_is_the_definition(dtype: torch.dtype, options: dict[str, 
     shape = Shape(page=16, kv_heads=2, q_heads=6, dim=32, cache=dtype)
     batch = random_batch(shape, ROWS, decodes=3, padding=4)
     got = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options)
+    torch.testing.assert_close(got.double(), by_definition(shape, batch, **options), atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.skipif(cc.refusal("cpu_rows") is not None, reason="cpu_rows is not compiled")
+@pytest.mark.parametrize("options", [
+    {"slopes": torch.linspace(0.02, 0.7, 6)}, {"pattern": BlockPattern(16, 1, 3, 1, 2)},
+    {"pattern": BlockPattern(32, 2, 5, 0), "sinks": torch.linspace(-2, 2, 6), "softcap": 3.0},
+], ids=["slopes", "pattern", "pattern and others"])  # fmt: skip
+def test_token_by_token_it_is_the_definition(options: dict[str, object]) -> None:
+    shape = Shape(page=16, kv_heads=2, q_heads=6, dim=32)
+    batch = random_batch(shape, [*ROWS, (3, 150)], decodes=3, padding=4)
+    got = attend_rows(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(got.double(), by_definition(shape, batch, **options), atol=2e-6, rtol=2e-5)
 
 
