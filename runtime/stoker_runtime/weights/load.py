@@ -103,6 +103,7 @@ def load_weights(
     arena = WeightArena(spec, device, dtype, quantization)
     if spec.checkpoint is not None:
         _announce(spec.checkpoint, arena)
+    _announce_widened(arena, integers)
     _announce_experts(arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
@@ -146,6 +147,19 @@ def _announce_experts(arena: WeightArena) -> None:
         log.info("weights: experts in MXFP4 as the checkpoint has them; activations keep %s", dtype)
     else:
         log.info("weights: experts in MXFP4 as the checkpoint has them; each step decodes those that it chooses")
+
+
+def _announce_widened(arena: WeightArena, integers: Integers) -> None:
+    """Experts that no product reads as the checkpoint has them."""
+    widened = [name for name in integers if "experts_" in name and name in arena.dense]
+    if widened and isinstance(arena.spec.checkpoint, IntegerCheckpoint):
+        dtype, times = str(arena.dtype).removeprefix("torch."), 16 // arena.spec.checkpoint.scheme.bits
+        log.warning(
+            "weights: experts in %d bits become %s, of %d times the memory, because each orders its columns by "
+            "activation (act-order, desc_act); a checkpoint without act-order stays in %d bits",
+            arena.spec.checkpoint.scheme.bits, dtype, times * arena.dtype.itemsize // 2,
+            arena.spec.checkpoint.scheme.bits,
+        )  # fmt: skip
 
 
 def _settled(arena: WeightArena) -> DecoderWeights:

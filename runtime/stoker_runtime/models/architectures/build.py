@@ -20,6 +20,7 @@ from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -83,7 +84,8 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
             spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
             modules = [f"{row.layers}{layer}.{name}" for name in spoken]
-            if left_dense(checkpoint, parameter.name, modules):
+            widened = parameter.role is Role.EXPERTS and isinstance(checkpoint, IntegerCheckpoint)
+            if left_dense(checkpoint, parameter.name, modules) or (widened and checkpoint.scheme.widens_experts):
                 dense.append(parameter.name)
             elif parameter.role is Role.EXPERTS:
                 _check_experts(checkpoint, parameter)
