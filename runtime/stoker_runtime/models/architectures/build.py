@@ -84,12 +84,18 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
             spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
             modules = [f"{row.layers}{layer}.{name}" for name in spoken]
-            widened = parameter.role is Role.EXPERTS and isinstance(checkpoint, IntegerCheckpoint)
-            if left_dense(checkpoint, parameter.name, modules) or (widened and checkpoint.scheme.widens_experts):
+            if left_dense(checkpoint, parameter.name, modules) or _is_widened(checkpoint, parameter):
                 dense.append(parameter.name)
             elif parameter.role is Role.EXPERTS:
                 _check_experts(checkpoint, parameter)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
+
+
+def _is_widened(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> bool:
+    """Whether a parameter becomes 16 bits when it is loaded, because no kernel multiplies what the checkpoint has."""
+    if not isinstance(checkpoint, IntegerCheckpoint):
+        return False
+    return parameter.role is Role.EXPERTS and checkpoint.scheme.widens_experts
 
 
 def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
