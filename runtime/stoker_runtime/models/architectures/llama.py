@@ -139,7 +139,7 @@ def _baichuan(config: Mapping[str, Any]) -> ModelSpec:
     generation norms the rows of its output head: its loss, or its vocabulary, tells it.
     """
     normed = "z_loss_weight" in config or int(config["vocab_size"]) == BAICHUAN2_VOCAB
-    if "max_position_embeddings" in config:
+    if config.get("max_position_embeddings"):
         return replace(read_base(config), normed_head=normed)
     spec = read_base({**config, "max_position_embeddings": config["model_max_length"]})
     return replace(spec, rope=RopeSpec(dim=0), slopes=alibi_slopes(spec.heads), normed_head=normed)
