@@ -114,6 +114,47 @@ FAMILIES = (
         (*_TAGS, "<function=", "get_weather", ">", "<parameter=", "city", "days", "</parameter>", "</function>", "7"),
     ),
     Family(
+        "granite",
+        'Sure.<|tool_call|>[{"name": "get_weather", "arguments": ' + ARGUMENTS + '}, {"name": "now", "arguments": {}}]',
+        "<|tool_call|>",
+        (*_JSON, "<|tool_call|>", "<|tool", " "),
+    ),
+    Family(
+        "phi4_mini_json",
+        'Sure.<|tool_call|>[{"type": "function", "name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}]<|/tool_call|>\n<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
+        "<|tool_call|>",
+        (*_JSON, "<|tool_call|>", "<|/tool_call|>", "<|tool", " "),
+    ),
+    Family(
+        "nemotron_json",
+        'Sure.<TOOLCALL>[{"name": "get_weather", "arguments": '
+        + ARGUMENTS
+        + '}, {"name": "now", "arguments": {}}]</TOOLCALL>',
+        "<TOOLCALL>",
+        (*_JSON, "<TOOLCALL>", "</TOOLCALL>", "<TOOL", " "),
+    ),
+    Family(
+        "cohere",
+        'Sure.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        + ARGUMENTS
+        + '},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        "<|START_ACTION|>",
+        (*_JSON, "<|START_ACTION|>", "<|END_ACTION|>", '"tool_name"', '"parameters"', '"tool_call_id"', "<|", " "),
+    ),
+    Family(
+        "seed_oss",
+        'Sure.<seed:tool_call>\n<function=get_weather>\n<parameter=city>Sankt "Pölten" }{[</parameter>\n'
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n"
+        "</seed:tool_call>",
+        "<seed:tool_call>",
+        (
+            "<seed:tool_call>", "</seed:tool_call>", "<seed", "\n", " ", "<function=", "get_weather", ">",
+            "<parameter=", "city", "days", "</parameter>", "</function>", "7",
+        ),
+    ),
+    Family(
         "openai",
         "<|channel|>commentary<|message|>Sure.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
         "<|constrain|>json<|message|>" + ARGUMENTS + "<|call|><|start|>assistant to=functions.now<|channel|>commentary "
@@ -138,7 +179,7 @@ FAMILIES = (
             " ",
         ),
     ),
-)
+)  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
 
 

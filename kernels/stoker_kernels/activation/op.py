@@ -23,7 +23,7 @@ from stoker_kernels.quant import Quantized
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in (
-    *("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"),
+    *("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_gelu_and_mul"),
     *("silu", "gelu", "gelu_tanh", "relu", "relu2", "scale_and_cap"),
 ):
     _path = f"stoker_kernels.activation.triton_activation:{_op}"
@@ -64,6 +64,15 @@ def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`x [T,2F]` → `gelu(x[:, :F]) * x[:, F:]` `[T,F]`, gelu's tanh form (Hendrycks & Gimpel 2016)."""
     y: Tensor = select("gelu_tanh_and_mul", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,2F]` → `g · sigmoid(1.702 · g) · (u + 1)` `[T,F]`, gelu by a sigmoid (Hendrycks & Gimpel 2016).
+
+    g is `x[:, :F]`, at most `limit`; u is `x[:, F:]`, within ±`limit`. A limit of 0 is none.
+    """
+    y: Tensor = select("clamped_gelu_and_mul", x.device, x.dtype)(x, limit, out=out)
     return y
 
 

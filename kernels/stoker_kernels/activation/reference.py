@@ -14,6 +14,8 @@ from torch.nn import functional
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.quant import Quantized
 
+GELU_SLOPE = 1.702  # of the sigmoid that is nearest to gelu's
+
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`silu(gate) * up`, gate first."""
@@ -31,6 +33,14 @@ def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`gelu(gate) * up` with the tanh approximation, gate first."""
     gate, up = x.float().chunk(2, dim=-1)
     return deliver(functional.gelu(gate, approximate="tanh") * up, x.dtype, out)
+
+
+def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) -> Tensor:
+    """gelu by a sigmoid, times up + 1, of values within `limit`."""
+    gate, up = x.float().chunk(2, dim=-1)
+    if limit > 0:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return deliver(gate * torch.sigmoid(GELU_SLOPE * gate) * (up + 1.0), x.dtype, out)
 
 
 def silu_and_mul_quant(x: Tensor) -> Quantized:

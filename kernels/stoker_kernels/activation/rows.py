@@ -15,6 +15,7 @@ from stoker_kernels.quant import Quantized
 silu_and_mul = each_row(reference.silu_and_mul, "x")
 gelu_and_mul = each_row(reference.gelu_and_mul, "x")
 gelu_tanh_and_mul = each_row(reference.gelu_tanh_and_mul, "x")
+clamped_gelu_and_mul = each_row(reference.clamped_gelu_and_mul, "x")
 silu = each_row(reference.silu, "x")
 gelu = each_row(reference.gelu, "x")
 gelu_tanh = each_row(reference.gelu_tanh, "x")

@@ -9,6 +9,8 @@ Knows nothing of the projections around it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -61,6 +63,21 @@ def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
     result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND, BLOCK)
+    tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def _clamped_gelu_kernel(x, out, columns, x_stride, limit, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    source = x + row * x_stride + column
+    gate = tl.minimum(tl.load(source, mask=inside, other=0.0).to(tl.float32), limit)
+    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+    result = gate * tl.sigmoid(1.702 * gate) * up
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -162,6 +179,19 @@ def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`activation.gelu_tanh_and_mul` on CUDA."""
     return _launch(x, out, GELU_TANH)
+
+
+def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) -> Tensor:
+    """`activation.clamped_gelu_and_mul` on CUDA."""
+    rows, columns = _shape(x)
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
+    if not out.is_contiguous():
+        raise ValueError("gated activations write a contiguous out")
+    if rows:
+        _clamped_gelu_kernel[(rows, triton.cdiv(columns, _BLOCK))](
+            x, out, columns, x.stride(0), limit or math.inf, BLOCK=_BLOCK, **launch_options(x.device)
+        )
+    return out
 
 
 def silu_and_mul_quant(x: Tensor) -> Quantized:
@@ -297,6 +327,12 @@ def _register() -> None:
                 [{"KIND": kind, "BLOCK": _BLOCK}],
                 compact=dtype == BF16,
             )
+        register_aot(
+            _clamped_gelu_kernel,
+            integers | {"x": f"*{dtype}", "out": f"*{dtype}", "limit": FP32},
+            [{"BLOCK": _BLOCK}],
+            compact=dtype == BF16,
+        )
         for number in (I32_DIVISIBLE, I32):  # vocabularies may be odd
             register_aot(
                 _scale_and_cap_kernel,

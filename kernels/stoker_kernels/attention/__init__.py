@@ -9,6 +9,7 @@ Must never know: models, requests, schedulers. A new kernel: its host side here,
 """
 
 from stoker_kernels.attention.cpu_attention import rows_attended, rows_support
+from stoker_kernels.attention.inputs import BlockPattern
 from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
@@ -22,6 +23,7 @@ from stoker_kernels.attention.op import attention_kernels, paged_attention, plan
 __all__ = [
     "AttentionMeta",
     "AttentionWorkspace",
+    "BlockPattern",
     "attention_kernels",
     "attention_workspace",
     "attention_workspace_bytes",

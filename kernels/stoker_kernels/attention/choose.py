@@ -22,7 +22,7 @@ from stoker_kernels.attention.config import (
     prefill_config,
     stream_config,
 )
-from stoker_kernels.attention.inputs import Inputs, refuse_misread
+from stoker_kernels.attention.inputs import BlockPattern, Inputs, refuse_misread
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_launch import launch_decode, launch_plan, launch_prefill
 from stoker_kernels.launch.cuda import missing_cubin
@@ -41,6 +41,8 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
@@ -49,7 +51,7 @@ def paged_attention(
     fp8 = k_cache.dtype is torch.float8_e4m3fn
     if fp8:
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
-    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
+    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8, slopes, pattern)
     refuse_misread(inputs, meta)
     if _in_one_launch(inputs, meta):
         _mixed(inputs, meta)
@@ -102,7 +104,7 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
         sm90_decode.launch_streams(inputs, meta, plan_window, shares, settled=settled)
         return
     config = decode_config(head_dim, kv_bytes, sm_of(device), meta.num_decodes * num_kv_heads)
-    if meta.planned_window is None or meta.planned_shares:
+    if meta.planned_window is None or not meta.planned_items:
         launch_plan(meta, num_kv_heads, inputs.window, config)
     launch_decode(inputs, meta, config)
 
@@ -119,10 +121,18 @@ def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
 
 
 def describe_kernels(
-    device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float = 0.0
+    device: torch.device,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    softcap: float = 0.0,
+    *,
+    slopes: bool = False,
+    patterns: bool = False,
 ) -> str:
     """`stoker_kernels.attention.op.attention_kernels` on a GPU."""
     refused = sm90_decode.model_refusal(device, kv_dtype, head_dim, group)
+    refused = "takes no slopes (ALiBi)" if slopes and refused is None else refused
     if refused is not None:
         return f"triton; no sm90_decode: {refused}" if sm_of(device) == 90 else "triton"
     arch = sm90_decode.ARCH
@@ -131,6 +141,8 @@ def describe_kernels(
         missing = missing_cubin(stem, arch)
         return f"{stem} {use}" if missing is None else f"no {stem}: {missing}"
 
+    if patterns:
+        return "sm90_decode; triton for layers that see some blocks alone, and for chunks"
     if softcap > 0.0:
         return "sm90_decode; triton for chunks: the kernels of SM 9.0 for them take no soft-cap"
     parts = ["sm90_decode", found(sm90_mixed.STEM, "with chunks")]
@@ -149,11 +161,14 @@ def plan_attention(
     kv_dtype: torch.dtype,
     window: int = 0,
     softcap: float = 0.0,
+    slopes: bool = False,
+    patterns: bool = False,
 ) -> AttentionMeta:
     """`stoker_kernels.attention.op.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
     group = meta.workspace.partial.shape[1] // num_kv_heads
-    shares = sm90_decode.available(device, kv_dtype, head_dim, group)
+    shares = not slopes and sm90_decode.available(device, kv_dtype, head_dim, group)
+    items = streams > 0 and (patterns or not shares)
     tiles = (
         shares
         and softcap == 0.0
@@ -165,6 +180,6 @@ def plan_attention(
     if streams > 0 and shares:
         config = mixed_stream_config(kv_dtype.itemsize) if tiles else stream_config(kv_dtype.itemsize, group)
         sm90_decode.plan_shares(meta, num_kv_heads, window, config)
-    elif streams > 0:
+    if items:
         launch_plan(meta, num_kv_heads, window, decode_config(head_dim, kv_dtype.itemsize, sm_of(device), streams))
-    return replace(meta, planned_window=window, planned_shares=shares, planned_tiles=tiles)
+    return replace(meta, planned_window=window, planned_shares=shares, planned_items=items, planned_tiles=tiles)

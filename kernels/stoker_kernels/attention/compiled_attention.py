@@ -1,7 +1,7 @@
 """Attention of decode rows on a CPU by csrc/cpu_attention.c, from the pages; chunks by torch (`cpu_attention`).
 
-Invariants: as of the public op. What the C does not take (soft-caps, sinks, caches of another type, heads of no whole
-vectors) goes to `cpu_attention`.
+Invariants: as of the public op. What the C does not take (soft-caps, sinks, slopes, patterns, caches of another type,
+heads of no whole vectors) goes to `cpu_attention`.
 Knows nothing of dispatch.
 """
 

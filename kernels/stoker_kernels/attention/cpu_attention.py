@@ -1,19 +1,21 @@
 """Paged attention on a CPU: pages gathered as blocks, then torch's fused attention in the cache's own type.
 
 Invariants: scores and sums are fp32, and what is read of a page past a sequence's length has no weight. What is rare on
-a CPU (soft-caps, sinks, caches of another type than the queries) is left to the reference. `attend_rows`, by
-csrc/cpu_rows.c, takes each token by itself, decode rows and chunks alike; what C gets is contiguous.
+a CPU (soft-caps, sinks, slopes, patterns, caches of another type than the queries) is left to the reference.
+`attend_rows`, by csrc/cpu_rows.c, takes each token by itself, decode rows and chunks alike; what C gets is contiguous.
 Knows nothing of graphs.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from stoker_kernels.attention.inputs import BlockPattern
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.reference import Cache, reference_attention
 from stoker_kernels.launch import cc
@@ -40,13 +42,16 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.attention.op.paged_attention`; shapes as there."""
-    if softcap or sinks is not None or k_scale is not None or v_scale is not None or k_cache.dtype != q.dtype:
+    rare = any(each is not None for each in (sinks, slopes, pattern, k_scale, v_scale))
+    if softcap or rare or k_cache.dtype != q.dtype:
         return reference_attention(
             q, k_cache, v_cache, meta, scale=scale, window=window, softcap=softcap,
-            k_scale=k_scale, v_scale=v_scale, sinks=sinks, out=out,
+            k_scale=k_scale, v_scale=v_scale, sinks=sinks, slopes=slopes, pattern=pattern, out=out,
         )  # fmt: skip
     if out is None:
         out = torch.empty_like(q)
@@ -178,6 +183,8 @@ def attend_rows(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The same where a token's bits may not depend on the batch: each token by itself, over the keys up to its own.
@@ -195,8 +202,9 @@ def attend_rows(
         if length and tokens.start < tokens.stop:
             k, v = cache.gather(meta.page_table[meta.seq_slots[row : row + 1].long()], length)
             out[tokens] = rows_attended(
-                q[tokens].float(), k[0], v[0], gain, scale=scale, window=window, softcap=softcap
-            )
+                q[tokens].float(), k[0], v[0], gain, scale=scale, window=window, softcap=softcap,
+                slopes=slopes, pattern=pattern,
+            )  # fmt: skip
     return out
 
 
@@ -209,6 +217,8 @@ def rows_attended(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
 ) -> Tensor:
     """The last n positions `q [n, Hq, D]` of one sequence over its keys `[Hkv, L, D]`, all fp32."""
     (tokens, heads, dim), (kv_heads, keys, _) = q.shape, k.shape
@@ -216,10 +226,11 @@ def rows_attended(
     out = torch.empty_like(q)
     threads = torch.get_num_threads() if tokens * heads * keys * dim >= ROWS_THREAD_PRODUCTS else 1
     long = ctypes.c_long
+    parts = (0,) * 5 if pattern is None else astuple(pattern)
     done = cc.library(ROWS_LIBRARY).stoker_attend_rows(
-        _at(q), _at(k), _at(v), None if sinks is None else _at(sinks), _at(out), long(tokens), long(heads),
-        long(kv_heads), long(keys), long(q.shape[2]), long(window),
-        ctypes.c_float(scale), ctypes.c_float(softcap), threads,
+        _at(q), _at(k), _at(v), None if sinks is None else _at(sinks), None if slopes is None else _at(slopes),
+        _at(out), long(tokens), long(heads), long(kv_heads), long(keys), long(q.shape[2]), long(window),
+        *map(long, parts), ctypes.c_float(scale), ctypes.c_float(softcap), threads,
     )  # fmt: skip
     if not done:
         raise MemoryError(f"no memory for the scores of {keys} keys")

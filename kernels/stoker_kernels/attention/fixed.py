@@ -15,10 +15,10 @@ import triton
 from torch import Tensor
 
 from stoker_kernels.attention.config import SHORT_CHUNK, PrefillConfig, prefill_config
-from stoker_kernels.attention.inputs import Inputs, refuse_misread
+from stoker_kernels.attention.inputs import BlockPattern, Inputs, refuse_misread
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
-from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, tile_dim
+from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, pattern_sizes, tile_dim
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
 from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options
@@ -92,6 +92,8 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
@@ -99,7 +101,7 @@ def paged_attention(
     fp8 = k_cache.dtype is torch.float8_e4m3fn
     if fp8:
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
-    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
+    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8, slopes, pattern)
     refuse_misread(inputs, meta)
     if meta.num_decodes > 0 and meta.planned_window is None:
         plan_items(meta, k_cache.shape[1], window)
@@ -134,6 +136,7 @@ def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
         inputs.k_scale,
         inputs.v_scale,
         inputs.sinks,
+        inputs.slopes,
         inputs.scale * LOG2E,
         inputs.softcap,
         NO_WINDOW if inputs.window == 0 and not exact(inputs) else inputs.window,
@@ -152,6 +155,7 @@ def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
         inputs.group,
         q.shape[2],
         inputs.page_shift,
+        *pattern_sizes(inputs),
         BLOCK_M=block_m,
         BLOCK_D=tile_dim(q.shape[2]) // (2 if inputs.fp8 else 1),
         BLOCK_N=config.block_n,
@@ -163,6 +167,8 @@ def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
         WINDOW=not exact(inputs) or inputs.window > 0,
         SOFTCAP=inputs.softcap > 0.0,
         SINKS=inputs.sinks is not None,
+        SLOPES=inputs.slopes is not None,
+        PATTERN=inputs.pattern is not None,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
         UNPACK=unpack.value if inputs.fp8 else 0,
         num_warps=config.num_warps,

@@ -15,6 +15,36 @@ from stoker_kernels.attention.meta import AttentionMeta
 
 
 @dataclass(frozen=True, slots=True)
+class BlockPattern:
+    """Which blocks of `block` keys a query sees (a power of two from 16 on): the last `local` ones, its own included,
+    and every `stride`-th, whose place moves by `step` blocks from a head to the next, so that heads see others' gaps.
+
+    Query head h sees block b of those before wherever (b + 1 + (h + first_head) · step) is a multiple of `stride`.
+    """
+
+    block: int
+    local: int
+    stride: int
+    step: int
+    first_head: int = 0
+
+    def sees(self, heads: Tensor, query_blocks: Tensor, key_blocks: Tensor) -> Tensor:
+        """Whether query heads see blocks of keys from blocks of queries, of shapes that broadcast; causality aside."""
+        strided = (key_blocks + 1 + (heads + self.first_head) * self.step) % self.stride == 0
+        return (query_blocks - key_blocks < self.local) | strided
+
+    def problem(self, heads: int) -> str | None:
+        """Why no kernel computes it for so many query heads; None where they do."""
+        if self.block < 16 or self.block & (self.block - 1):
+            return f"blocks of {self.block} keys are not a power of two from 16 on"
+        if min(self.local, self.stride) < 1 or self.first_head < 0:
+            return f"{self.local} local blocks and a stride of {self.stride} are not positive"
+        if self.step < 0 or (self.step > 1 and self.step * heads > self.stride):
+            return f"a step of {self.step} blocks brings {heads} heads beyond a stride of {self.stride}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """The op's tensors and scalars; caches of e4m3 are viewed as uint16 pairs."""
 
@@ -29,6 +59,8 @@ class Inputs:
     window: int
     softcap: float
     fp8: bool
+    slopes: Tensor | None = None
+    pattern: BlockPattern | None = None
 
     @property
     def group(self) -> int:
@@ -65,10 +97,16 @@ def refuse_misread(inputs: Inputs, meta: AttentionMeta) -> None:
         (inputs.fp8 == (inputs.v_scale is not None), "an e4m3 cache needs v_scale, and no other takes it"),
         (inputs.fp8 or k.dtype == q.dtype, f"q is {q.dtype} but the cache {k.dtype}"),
         (
+            inputs.slopes is None or (inputs.slopes.shape == q.shape[1:2] and inputs.slopes.dtype is torch.float32),
+            f"slopes are fp32, one for each of {q.shape[1]} query heads",
+        ),
+        (
             meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
             f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
         ),
     ]
+    if inputs.pattern is not None and (problem := inputs.pattern.problem(q.shape[1])) is not None:
+        raise ValueError(f"paged_attention: {problem}")
     for good, message in checks:
         if not good:
             raise ValueError(f"paged_attention: {message}")

@@ -46,7 +46,8 @@ class AttentionMeta:
     are token offsets; `seq_lens [S]` int32 count the keys including this step's tokens (0 = padded row).
     `max_query_len` and `max_seq_len` are host bounds, at least as large as any real value.
     `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step, by shares
-    (`share_plan.py`) where `planned_shares`, and where `planned_tiles` that of its chunks (`tile_plan.py`).
+    (`share_plan.py`) where `planned_shares`, by items where `planned_items`, for layers that the kernels of shares do
+    not take, and where `planned_tiles` that of its chunks (`tile_plan.py`).
     `settled`: these tensors and the plan are complete before any kernel of
     attention can start (`pdl.pdl_settle`), so that one may read them, and keys of earlier steps, ahead of its turn.
     """
@@ -61,6 +62,7 @@ class AttentionMeta:
     workspace: AttentionWorkspace
     planned_window: int | None = None
     planned_shares: bool = False
+    planned_items: bool = False
     planned_tiles: bool = False
     settled: bool = False
 

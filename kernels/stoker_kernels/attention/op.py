@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.attention.cpu_attention import rows_support
+from stoker_kernels.attention.inputs import BlockPattern
 from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
@@ -35,6 +36,7 @@ from stoker_kernels.launch.dispatch import (
 __all__ = [
     "AttentionMeta",
     "AttentionWorkspace",
+    "BlockPattern",
     "attention_kernels",
     "attention_workspace",
     "attention_workspace_bytes",
@@ -72,14 +74,17 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of `q [T, Hq, D]` over the pages `[P, Hkv, B, D]` named by `meta`; returns `[T, Hq, D]`.
 
     The logit of query position p and key j ≤ p is `q·k·scale`, then `softcap·tanh(logit/softcap)` if softcap > 0;
     with `window` > 0 only keys with p − j < window count. `sinks [Hq]` fp32 are extra logits that take softmax weight
-    and give no value. `k_scale`, `v_scale` `[Hkv]` fp32 multiply an e4m3 cache. Raises KernelUnavailable, and on a GPU
-    ValueError for layouts that its kernels do not read.
+    and give no value. `slopes [Hq]` fp32 add slope·(j − p) to the logit (ALiBi, Press et al. 2022); by a `pattern`
+    queries see some blocks of keys alone. `k_scale`, `v_scale` `[Hkv]` fp32 multiply an e4m3 cache. Raises
+    KernelUnavailable, and on a GPU ValueError for layouts and patterns that its kernels do not read.
     """
     o: Tensor = select("paged_attention", q.device, q.dtype)(
         q,
@@ -92,21 +97,31 @@ def paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         sinks=sinks,
+        slopes=slopes,
+        pattern=pattern,
         out=out,
     )
     return o
 
 
 def attention_kernels(
-    device: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float = 0.0
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    softcap: float = 0.0,
+    slopes: bool = False,
+    patterns: bool = False,
 ) -> str:
     """What the implementation "triton" runs on a GPU, for the start-up log: a kernel for each kind of step.
 
-    `group` is query heads per KV head. On Hopper what is not used for the model, or not built, stands with the reason.
+    `group` is query heads per KV head; `slopes` and `patterns`: some layer has these. On
+    Hopper what is not used for the model, or not built, stands with the reason.
     """
     from stoker_kernels.attention.choose import describe_kernels
 
-    return describe_kernels(device, kv_dtype, head_dim, group, softcap)
+    return describe_kernels(device, kv_dtype, head_dim, group, softcap, slopes=slopes, patterns=patterns)
 
 
 def split_decodes(meta: AttentionMeta, *, programs: int, programs_per_sm: int, planned: bool = False) -> int:
@@ -134,11 +149,14 @@ def plan_attention(
     kv_dtype: torch.dtype,
     window: int = 0,
     softcap: float = 0.0,
+    slopes: bool = False,
+    patterns: bool = False,
 ) -> AttentionMeta:
     """Plan a step of `num_tokens` tokens once for all its layers: the meta to give to each `paged_attention` of it.
 
     Without it each call plans anew, which costs a launch or two per layer. `window` is the widest of the layers' (0 if
-    any layer sees everything), `softcap` that of all. `meta.seq_lens` must be final, and the workspace serve no other
+    any layer sees everything), `softcap` that of all; `slopes`: all have slopes,
+    `patterns`: some a pattern. `meta.seq_lens` must be final, and the workspace serve no other
     step in between.
     """
     if meta.seq_lens.device.type == "cuda" and invariance_demanded():
@@ -156,5 +174,7 @@ def plan_attention(
             kv_dtype=kv_dtype,
             window=window,
             softcap=softcap,
+            slopes=slopes,
+            patterns=patterns,
         )
     return replace(meta, planned_window=None)

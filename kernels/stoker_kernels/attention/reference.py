@@ -7,11 +7,14 @@ Knows nothing of graphs: it reads lengths on the host, which synchronises a GPU.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stoker_kernels.attention.inputs import BlockPattern
 from stoker_kernels.attention.meta import AttentionMeta
 
 # Keys and values gathered at once for decode rows, in elements: bounds the reference's memory at 2 × 128 MiB.
@@ -26,6 +29,8 @@ class _Logits:
     window: int
     softcap: float
     sinks: Tensor | None  # [Hkv, G] fp32
+    slopes: Tensor | None  # the same
+    pattern: BlockPattern | None
 
 
 def reference_attention(
@@ -40,6 +45,8 @@ def reference_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.attention.op.paged_attention` on any device; shapes as there."""
@@ -48,7 +55,9 @@ def reference_attention(
     num_kv_heads = k_cache.shape[1]
     if sinks is not None:
         sinks = sinks.float().view(num_kv_heads, -1)
-    logits = _Logits(scale, window, softcap, sinks)
+    if slopes is not None:
+        slopes = slopes.float().view(num_kv_heads, -1)
+    logits = _Logits(scale, window, softcap, sinks, slopes, pattern)
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
     seq_lens = meta.seq_lens.tolist()
     starts = meta.query_start.tolist()
@@ -113,7 +122,13 @@ def _decode_rows(
             valid &= lengths - 1 - keys < logits.window
         v = v.masked_fill(~valid[:, None, :, None], 0.0)  # 0 · NaN is NaN
         grouped = q[rows].float().view(k.shape[0], heads, -1, dim)
-        scores = _scores(grouped, k, logits).masked_fill(~valid[:, None, None, :], float("-inf"))
+        scores = _scores(grouped, k, logits)
+        if logits.slopes is not None:
+            scores = scores + logits.slopes[..., None] * (keys - lengths + 1)[:, None, None]
+        seen = valid[:, None, None, :]
+        if logits.pattern is not None:
+            seen = seen & _seen_blocks(logits.pattern, scores.shape[1:3], lengths - 1, keys).permute(2, 0, 1, 3)
+        scores = scores.masked_fill(~seen, float("-inf"))
         weights = _softmax(scores, None if logits.sinks is None else logits.sinks[..., None])
         o = torch.matmul(weights, v).view(k.shape[0], -1, dim)
         out[rows] = o.masked_fill((lengths == 0).view(-1, 1, 1), 0.0).to(out.dtype)
@@ -122,10 +137,11 @@ def _decode_rows(
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, logits: _Logits) -> Tensor:
     """The last `n` positions `q [n, Hq, D]` of one sequence over all its keys `[Hkv, L, D]`."""
     tokens, _, dim = q.shape
+    hidden = 0  # keys that no query sees
     if logits.window > 0:
         # What lies behind the window may be anything, and 0 · NaN is NaN.
-        behind = max(k.shape[1] - tokens - logits.window + 1, 0)
-        k, v = k[:, behind:], v[:, behind:]
+        hidden = max(k.shape[1] - tokens - logits.window + 1, 0)
+        k, v = k[:, hidden:], v[:, hidden:]
     heads, length, _ = k.shape
     grouped = q.float().view(tokens, heads, -1, dim).permute(1, 2, 0, 3)  # [Hkv, G, n, D]
     position = torch.arange(length - tokens, length, device=q.device)[:, None]
@@ -133,10 +149,21 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, logits: _Logits) -> Tensor:
     valid = keys <= position
     if logits.window > 0:
         valid &= position - keys < logits.window
-    scores = _scores(grouped, k[:, None], logits).masked_fill(~valid, float("-inf"))
+    scores = _scores(grouped, k[:, None], logits)
+    if logits.slopes is not None:
+        scores = scores + logits.slopes[..., None, None] * (keys - position)
+    if logits.pattern is not None:
+        valid = valid & _seen_blocks(logits.pattern, scores.shape[:2], position + hidden, keys + hidden)
+    scores = scores.masked_fill(~valid, float("-inf"))
     weights = _softmax(scores, None if logits.sinks is None else logits.sinks[..., None, None])
     o = torch.matmul(weights, v[:, None])
     return o.permute(2, 0, 1, 3).reshape(tokens, -1, dim).to(q.dtype)
+
+
+def _seen_blocks(pattern: BlockPattern, heads: Sequence[int], positions: Tensor, keys: Tensor) -> Tensor:
+    """Whether each head `[Hkv, G]` sees the keys `[L]` from the positions `[n, 1]`: `[Hkv, G, n, L]`."""
+    head = torch.arange(math.prod(heads), device=keys.device).view(*heads, 1, 1)
+    return pattern.sees(head, positions // pattern.block, keys // pattern.block)
 
 
 def _scores(q: Tensor, k: Tensor, logits: _Logits) -> Tensor:

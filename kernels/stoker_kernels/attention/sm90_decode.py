@@ -73,12 +73,16 @@ def model_refusal(device: torch.device, kv_dtype: torch.dtype, head_dim: int, gr
 
 
 def cache_refusal(inputs: Inputs) -> str | None:
-    """None where tensor maps describe the cache and rows can be copied 16 bytes at a time, else why not."""
+    """None where tensor maps describe the cache, rows can be copied 16 bytes at a time, and every query sees all keys
+    before it alike; else why not.
+    """
     q, k = inputs.q, inputs.k_cache
     page_stride, head_stride, token_stride, _ = (stride * k.element_size() for stride in k.stride())
     row = HEAD_DIM * (1 if inputs.fp8 else 2)
     if q.dtype is not torch.bfloat16 or inputs.out.dtype is not torch.bfloat16:
         return f"queries are {q.dtype}, not bfloat16"
+    if inputs.slopes is not None or inputs.pattern is not None:
+        return "takes no slopes and no pattern of blocks"
     if token_stride != row or page_stride % row or head_stride % row:
         return "the cache's heads and pages are not whole rows of contiguous tokens"
     if any(t.data_ptr() % 16 or t.stride(0) % 8 for t in (q, inputs.out)) or k.data_ptr() % 16:

@@ -15,7 +15,15 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention.triton_tiles import (
+    UNPACK_CVT,
+    page_offsets,
+    sees_block,
+    shown_tile,
+    shown_tiles,
+    soft_cap,
+    unpack_e4m3,
+)
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 
@@ -71,7 +79,12 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
-@kernel(do_not_specialize=["window", "num_kv_heads", "page_table_stride", "group", "page_shift"])
+@kernel(
+    do_not_specialize=[
+        *("window", "num_kv_heads", "page_table_stride", "group", "page_shift"),
+        *("block_shift", "local_blocks", "block_stride", "head_step", "first_head"),
+    ]
+)
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -86,6 +99,7 @@ def decode_kernel(
     k_scale_ptr,
     v_scale_ptr,
     sinks_ptr,
+    slopes_ptr,
     scale_log2,
     softcap,
     window,
@@ -99,6 +113,11 @@ def decode_kernel(
     group,
     head_dim,
     page_shift,
+    block_shift,
+    local_blocks,
+    block_stride,
+    head_step,
+    first_head,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -111,6 +130,8 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PATTERN: tl.constexpr,
     PRECISION: tl.constexpr,
     UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
@@ -120,7 +141,7 @@ def decode_kernel(
     EXACT: the head dimension is the tile's, else `head_dim` of it. WHOLE: as in `page_offsets`. GROUP 0: `group` query
     heads a KV head and pages of `1 << page_shift` keys, else GROUP and `1 << PAGE_SHIFT`.
     FP8: k_ptr and v_ptr are uint16, a pair of head dimensions each, and BLOCK_D counts pairs; the even and the odd
-    dimensions are two dots.
+    dimensions are two dots. PATTERN: tiles that no head of the group sees are left out, by `shown_tiles`.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     pid = tl.program_id(0)
@@ -135,11 +156,12 @@ def decode_kernel(
     slot = tl.load(fields + 1)
     start = tl.load(fields + 2)
     end = tl.load(fields + 3)
+    seq_len = tl.load(fields + 6)
     first_item = tl.load(fields + 4)
     num_splits = tl.load(fields + 5)
     first_key = 0
     if WINDOW:
-        first_key = tl.load(fields + 6) - window
+        first_key = seq_len - window
         start = tl.maximum(start, first_key // BLOCK_N * BLOCK_N)
 
     PACK: tl.constexpr = 2 if FP8 else 1
@@ -175,11 +197,32 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
-    for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
+    if SLOPES:
+        slope = tl.load(slopes_ptr + q_heads, mask=g < heads, other=0.0) * LOG2E
+    begin = start
+    stop = end
+    STEP: tl.constexpr = 1 if PATTERN else BLOCK_N
+    if PATTERN:
+        query_block = (seq_len - 1) >> block_shift
+        local_from = tl.maximum(query_block - local_blocks + 1, 0) << block_shift
+        far, stop = shown_tiles(start, end, local_from, heads, block_shift, block_stride, head_step, BLOCK_N)
+        begin = tl.zeros([], tl.int32)
+    for at in tl.range(begin, stop, STEP, num_stages=STAGES):
+        key = at
+        key_end = end
+        place = at
+        if PATTERN:
+            key, key_end = shown_tile(
+                at, far, start, end, local_from, heads, head * heads + first_head, block_shift, block_stride, head_step,
+                BLOCK_N,
+            )
+            place = tl.where((key >= start) & (key < key_end), key, start)
         offsets = page_offsets(
-            page_row, key, end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
+            page_row, place, end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
         )
-        in_range = key + n < end
+        in_range = key + n < key_end
+        if PATTERN:
+            in_range &= key >= start
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=in_range[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=in_range[:, None] & in_dim[None, :], other=0)
         if FP8:
@@ -190,13 +233,23 @@ def decode_kernel(
             s = tl.dot(q, k, input_precision=PRECISION) * qk_scale
         if SOFTCAP:
             s = soft_cap(s, softcap)
+        if SLOPES:
+            s += slope[:, None] * (key + n - (seq_len - 1)).to(tl.float32)[None, :]
         visible = in_range
         if WINDOW:
             visible &= key + n >= first_key
         s = tl.where(visible[None, :], s, -float("inf"))
+        if PATTERN:
+            seen = sees_block(
+                query_block, key >> block_shift, q_heads + first_head, local_blocks, block_stride, head_step
+            )
+            s = tl.where(seen[:, None], s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
-        alpha = tl.exp2(m - m_new)
+        base = m_new
+        if PATTERN:
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of heads that see nothing of these keys
+        p = tl.exp2(s - base[:, None])
+        alpha = tl.exp2(m - base)
         norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = acc * alpha[:, None]
@@ -211,8 +264,9 @@ def decode_kernel(
     dims = d * PACK
     if num_splits > 1:
         # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
-        lse = m + tl.log2(norm)
-        inverse = 1.0 / tl.where(norm > 0.0, norm, 1.0)
+        some = tl.where(norm > 0.0, norm, 1.0)
+        lse = m + tl.log2(some)
+        inverse = 1.0 / some
         lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * heads + q_heads
         partial_ptrs = partial_ptr + (
             (first_item.to(tl.int64) * num_kv_heads * heads + q_heads[:, None]) * HEAD_DIM + dims[None, :]
@@ -238,8 +292,9 @@ def decode_kernel(
             lse = tl.load(lse_ptrs, mask=g < heads, other=0.0, cache_modifier=".cg")
             o = tl.load(partial_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
             m_new = tl.maximum(m, lse)
-            alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - m_new))
-            weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - m_new))
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of no key yet
+            alpha = tl.exp2(m - base)
+            weight = tl.exp2(lse - base)
             norm = norm * alpha + weight
             acc = acc * alpha[:, None] + o * weight[:, None]
             if FP8:

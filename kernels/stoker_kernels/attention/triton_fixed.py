@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, sees_block, soft_cap, unpack_e4m3
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_chunk
@@ -75,6 +75,7 @@ def _weight(m, most):
     do_not_specialize=[
         *("window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"),
         *("group", "page_shift", "item_programs", "sums_from"),
+        *("block_shift", "local_blocks", "block_stride", "head_step", "first_head"),
     ]
 )
 def fixed_kernel(
@@ -94,6 +95,7 @@ def fixed_kernel(
     k_scale_ptr,
     v_scale_ptr,
     sinks_ptr,
+    slopes_ptr,
     scale_log2,
     softcap,
     window,
@@ -112,6 +114,11 @@ def fixed_kernel(
     group,
     head_dim,
     page_shift,
+    block_shift,
+    local_blocks,
+    block_stride,
+    head_step,
+    first_head,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -123,6 +130,8 @@ def fixed_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PATTERN: tl.constexpr,
     PRECISION: tl.constexpr,
     UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
@@ -215,6 +224,8 @@ def fixed_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
+    if SLOPES:
+        slope = tl.load(slopes_ptr + q_head, mask=in_row, other=0.0) * LOG2E
     for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         offsets = page_offsets(
             page_row, key, end, head, stride_page, stride_head, stride_token, page_shift, WHOLE, BLOCK_N
@@ -231,7 +242,15 @@ def fixed_kernel(
         s = s * qk_scale
         if SOFTCAP:
             s = soft_cap(s, softcap)
+        if SLOPES:
+            s += slope[:, None] * ((key + n)[None, :] - position[:, None]).to(tl.float32)
         seen = position[:, None] >= (key + n)[None, :]
+        if PATTERN:
+            key_block = ((key + n) >> block_shift)[None, :]
+            seen &= sees_block(
+                (position >> block_shift)[:, None], key_block, (q_head + first_head)[:, None], local_blocks,
+                block_stride, head_step,
+            )
         if WINDOW:
             seen &= position[:, None] - (key + n)[None, :] < window
         s = tl.where(seen, s, -float("inf"))

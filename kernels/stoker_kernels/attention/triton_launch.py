@@ -77,6 +77,7 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
         inputs.k_scale,
         inputs.v_scale,
         inputs.sinks,
+        inputs.slopes,
         inputs.scale * LOG2E,
         inputs.softcap,
         _window(inputs),
@@ -84,7 +85,7 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
         *_strides(inputs, meta),
         *_sizes(inputs),
         BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
-        BLOCK_N=config.block_n,
+        BLOCK_N=block_n(inputs, config),
         STAGES=config.stages,
         **_constants(inputs, config),
         num_warps=config.num_warps,
@@ -114,6 +115,7 @@ def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -
         inputs.k_scale,
         inputs.v_scale,
         inputs.sinks,
+        inputs.slopes,
         inputs.scale * LOG2E,
         inputs.softcap,
         _window(inputs),
@@ -124,7 +126,7 @@ def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -
         *_strides(inputs, meta),
         *_sizes(inputs),
         BLOCK_M=block_m,
-        BLOCK_N=config.block_n,
+        BLOCK_N=block_n(inputs, config),
         STAGES=config.stages,
         **_constants(inputs, config),
         num_warps=config.num_warps,
@@ -149,8 +151,9 @@ def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
 
 def tuned(inputs: Inputs) -> bool:
     """Whether a launch is of the kind that has every tuned tile compiled; all others share one a head dimension."""
+    plain = inputs.window == 0 and inputs.softcap == 0.0 and inputs.slopes is None and inputs.pattern is None
     usual = inputs.q.shape[2] in TUNED_DIMS and inputs.group in TUNED_GROUPS and _page(inputs) == TUNED_PAGE
-    return usual and exact(inputs) and inputs.window == 0 and inputs.softcap == 0.0
+    return usual and exact(inputs) and plain
 
 
 def exact(inputs: Inputs) -> bool:
@@ -172,8 +175,20 @@ def _window(inputs: Inputs) -> int:
     return NO_WINDOW if inputs.window == 0 and not exact(inputs) else inputs.window
 
 
-def _sizes(inputs: Inputs) -> tuple[int, int, int]:
-    return inputs.group, inputs.q.shape[2], inputs.page_shift
+def block_n(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> int:
+    """Keys of a step of the loop: of one block where there is a pattern of them."""
+    return config.block_n if inputs.pattern is None else min(config.block_n, inputs.pattern.block)
+
+
+def pattern_sizes(inputs: Inputs) -> tuple[int, int, int, int, int]:
+    """What the kernels are told of a pattern of blocks."""
+    if (pattern := inputs.pattern) is None:
+        return (0,) * 5
+    return pattern.block.bit_length() - 1, pattern.local, pattern.stride, pattern.step, pattern.first_head
+
+
+def _sizes(inputs: Inputs) -> tuple[int, ...]:
+    return inputs.group, inputs.q.shape[2], inputs.page_shift, *pattern_sizes(inputs)
 
 
 def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
@@ -183,11 +198,13 @@ def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str
         "GROUP": inputs.group if tuned(inputs) else 0,
         "PAGE_SHIFT": inputs.page_shift if tuned(inputs) else 0,
         "EXACT": exact(inputs),
-        "WHOLE": exact(inputs) and _page(inputs) >= config.block_n,
+        "WHOLE": exact(inputs) and _page(inputs) >= block_n(inputs, config),
         "FP8": inputs.fp8,
         "WINDOW": not exact(inputs) or inputs.window > 0,
         "SOFTCAP": inputs.softcap > 0.0,
         "SINKS": inputs.sinks is not None,
+        "SLOPES": inputs.slopes is not None,
+        "PATTERN": inputs.pattern is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
         "UNPACK": unpack.value if inputs.fp8 else 0,
     }

@@ -14,7 +14,15 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention.triton_tiles import (
+    UNPACK_CVT,
+    page_offsets,
+    sees_block,
+    shown_tile,
+    shown_tiles,
+    soft_cap,
+    unpack_e4m3,
+)
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_chunk
@@ -23,7 +31,7 @@ from stoker_kernels.launch.triton_tile import find_chunk
 @kernel(
     do_not_specialize=[
         *("window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"),
-        *("group", "page_shift"),
+        *("group", "page_shift", "block_shift", "local_blocks", "block_stride", "head_step", "first_head"),
     ]
 )
 def prefill_kernel(
@@ -38,6 +46,7 @@ def prefill_kernel(
     k_scale_ptr,
     v_scale_ptr,
     sinks_ptr,
+    slopes_ptr,
     scale_log2,
     softcap,
     window,
@@ -54,6 +63,11 @@ def prefill_kernel(
     group,
     head_dim,
     page_shift,
+    block_shift,
+    local_blocks,
+    block_stride,
+    head_step,
+    first_head,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -66,13 +80,16 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PATTERN: tl.constexpr,
     PRECISION: tl.constexpr,
     UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
     """One (tile of queries, KV head) of `num_rows` rows that follow `first_token` rows, and tokens, of decode.
 
-    EXACT, WHOLE, GROUP and FP8 as in decode: of e4m3, k_ptr and v_ptr are uint16 pairs and BLOCK_D counts pairs.
+    EXACT, WHOLE, GROUP, PATTERN and FP8 as in decode: of e4m3, k_ptr and v_ptr are uint16 pairs, and BLOCK_D counts
+    pairs.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     PACK: tl.constexpr = 2 if FP8 else 1
@@ -138,11 +155,32 @@ def prefill_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
-    for key in tl.range(key_start, key_end, BLOCK_N, num_stages=STAGES):
+    if SLOPES:
+        slope = tl.load(slopes_ptr + q_head, mask=in_row, other=0.0) * LOG2E
+    begin = key_start
+    stop = key_end
+    STEP: tl.constexpr = 1 if PATTERN else BLOCK_N
+    if PATTERN:
+        query_block = position >> block_shift
+        local_from = tl.maximum(((context + first) >> block_shift) - local_blocks + 1, 0) << block_shift
+        far, stop = shown_tiles(key_start, key_end, local_from, heads, block_shift, block_stride, head_step, BLOCK_N)
+        begin = tl.zeros([], tl.int32)
+    for tile_at in tl.range(begin, stop, STEP, num_stages=STAGES):
+        key = tile_at
+        tile_end = key_end
+        place = tile_at
+        if PATTERN:
+            key, tile_end = shown_tile(
+                tile_at, far, key_start, key_end, local_from, heads, head * heads + first_head, block_shift,
+                block_stride, head_step, BLOCK_N,
+            )
+            place = tl.where((key >= key_start) & (key < tile_end), key, key_start)
         offsets = page_offsets(
-            page_row, key, key_end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
+            page_row, place, key_end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
         )
-        loaded = key + n < key_end
+        loaded = key + n < tile_end
+        if PATTERN:
+            loaded &= key >= key_start
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
         if FP8:
@@ -153,12 +191,21 @@ def prefill_kernel(
             s = tl.dot(q, k, input_precision=PRECISION)
         if SOFTCAP:
             s = soft_cap(s * qk_scale, softcap)
+        elif SLOPES:
+            s = s * qk_scale
+        if SLOPES:
+            s += slope[:, None] * ((key + n)[None, :] - position[:, None]).to(tl.float32)
+        if PATTERN:
+            shown = sees_block(
+                query_block, key >> block_shift, q_head + first_head, local_blocks, block_stride, head_step
+            )
+            s = tl.where(shown[:, None] & loaded[None, :], s, -float("inf"))
         if (key + BLOCK_N > all_see) | (key < window_end):
             seen = position[:, None] >= (key + n)[None, :]
             if WINDOW:
                 seen &= position[:, None] - (key + n)[None, :] < window
             s = tl.where(seen, s, -float("inf"))
-        if SOFTCAP:
+        if SOFTCAP or SLOPES:
             m_new = tl.maximum(m, tl.max(s, 1))
             base = tl.where(m_new == -float("inf"), 0.0, m_new)
             p = tl.exp2(s - base[:, None])

@@ -4,8 +4,9 @@ A head dimension of 64, 128 or 256 has kernels of its own, any other runs in the
 arguments. What nearly all models are, heads of 64 or 128, up to eight a KV head, pages of 64, no window, has kernels of
 which group and page are constants, with every tuned tile; for all else there is one tile.
 Batch-invariant attention, in bf16 on SM 9.0, has one tile for each of the three.
-Soft-caps have kernels for heads of 128 and 256 in bf16, which is where published models have them.
-Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, other soft-caps, sinks and
+Soft-caps have kernels for heads of 128 and 256 in bf16, slopes for 64 and 128, patterns of blocks for 128, which is
+where published models have them.
+Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, others of these, sinks and
 groups above GROUP_TILE, is compiled when a model that has it starts.
 Knows nothing of compiling.
 """
@@ -54,6 +55,7 @@ _COMMON = {
     "page_table_stride": I32,
     "group": I32,
     "page_shift": I32,
+    **dict.fromkeys(("block_shift", "local_blocks", "block_stride", "head_step", "first_head"), I32),
     "stride_page": I32_DIVISIBLE,
     "stride_head": I32_DIVISIBLE,
 }
@@ -86,12 +88,13 @@ class Kind:
         """Of a cached element."""
         return 1 if self.fp8 else 4 if self.dtype == FP32 else 2
 
-    def signature(self, own: Mapping[str, str], row: str) -> dict[str, str]:
+    def signature(self, own: Mapping[str, str], row: str, form: Form) -> dict[str, str]:
         """The arguments of a kernel; `own` are those that the other does not have, `row` the type of a head's size."""
         cache = "*u16" if self.fp8 else f"*{self.dtype}"
         pointers = {"q_ptr": f"*{self.dtype}", "out_ptr": f"*{self.dtype}", "k_ptr": cache, "v_ptr": cache}
         scales = {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"} if self.fp8 else {}
-        return {**pointers, **scales, **_COMMON, "head_dim": row, "stride_token": row, **own}
+        slopes = {"slopes_ptr": "*fp32"} if form.slopes else {}
+        return {**pointers, **scales, **slopes, **_COMMON, "head_dim": row, "stride_token": row, **own}
 
     def constants(self, form: Form, block_m: int, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
         """The constants of a kernel."""
@@ -109,10 +112,13 @@ class Kind:
             "WINDOW": form.window,
             "SOFTCAP": form.softcap,
             "SINKS": False,
+            "SLOPES": form.slopes,
+            "PATTERN": form.pattern,
             "PRECISION": "ieee" if self.dtype == FP32 else "tf32",
             "UNPACK": (UNPACK_CVT if config.cvt else UNPACK_PAIRS).value if self.fp8 else 0,
         }
-        return constants if self.fp8 else constants | {"k_scale_ptr": None, "v_scale_ptr": None}
+        absent = () if self.fp8 else ("k_scale_ptr", "v_scale_ptr")
+        return constants | dict.fromkeys(absent if form.slopes else (*absent, "slopes_ptr"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,8 @@ class Form:
     window: bool = False
     group: int = 0
     softcap: bool = False
+    slopes: bool = False
+    pattern: bool = False
 
 
 COMPACT_FORM = Form(128, group=7)
@@ -141,6 +149,10 @@ def _forms(dtype: str) -> list[Form]:
     tuned = [Form(dim, group=group) for dim, group in itertools.product(TUNED_DIMS, TUNED_GROUPS)]
     capped = itertools.product((128, 256), (True,), (True, False), (False, True), (0,), (True,))
     rare = [*pages_and_windows, *(capped if dtype == BF16 else ())]
+    if dtype == BF16:
+        placed = itertools.product((64, 128), (True, False))
+        any_head += [Form(dim, whole=whole, slopes=True) for dim, whole in placed]
+        any_head += [Form(128, whole=whole, pattern=True) for whole in (True, False)]
     return tuned + [Form(*each) for each in rare] + any_head
 
 
@@ -158,7 +170,7 @@ def _register(sm: int, kind: Kind, form: Form) -> None:
         for decode in tiles.values():
             register_aot(
                 decode_kernel,
-                kind.signature(_DECODE, row),
+                kind.signature(_DECODE, row, form),
                 [kind.constants(form, GROUP_TILE, decode)],
                 options={"num_warps": decode.num_warps},
                 min_sm=sm,
@@ -168,7 +180,7 @@ def _register(sm: int, kind: Kind, form: Form) -> None:
         for prefill in prefills:
             register_aot(
                 prefill_kernel,
-                kind.signature(_PREFILL, row),
+                kind.signature(_PREFILL, row, form),
                 [kind.constants(form, max(prefill.block_m, GROUP_TILE), prefill)],
                 options={"num_warps": prefill.num_warps},
                 min_sm=sm,
@@ -211,7 +223,7 @@ def _register_fixed(sm: int, kind: Kind, form: Form) -> None:
     constants = kind.constants(form, config.block_m, config)
     register_aot(
         fixed_kernel,
-        kind.signature(own | {"partial_max_ptr": _DECODE["partial_lse_ptr"]}, I32_DIVISIBLE),
+        kind.signature(own | {"partial_max_ptr": _DECODE["partial_lse_ptr"]}, I32_DIVISIBLE, form),
         [{name: constants[name] for name in constants if name not in ("GROUP", "PAGE_SHIFT")} | {"SPLIT": SPLIT}],
         options={"num_warps": config.num_warps},
         min_sm=sm,

@@ -42,7 +42,8 @@ def kernels_in_use(spec: ModelSpec, device: torch.device, kv_dtype: torch.dtype)
     if device.type == "cuda" and chosen.get("paged_attention") == "triton":
         group = spec.heads // spec.kv_heads
         chosen["paged_attention"] = attention_kernels(
-            device, kv_dtype=kv_dtype, head_dim=spec.head_dim, group=group, softcap=spec.attention_softcap
+            device, kv_dtype=kv_dtype, head_dim=spec.head_dim, group=group, softcap=spec.attention_softcap,
+            slopes=bool(spec.slopes), patterns=spec.sparse is not None,
         )
     return chosen
 

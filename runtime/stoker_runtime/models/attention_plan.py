@@ -74,4 +74,6 @@ class AttentionPlanner:
             kv_dtype=self._kv_dtype,
             window=self._widest_window,
             softcap=spec.attention_softcap,
+            slopes=bool(spec.slopes),
+            patterns=spec.sparse is not None,
         )

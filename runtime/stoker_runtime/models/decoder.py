@@ -8,14 +8,17 @@ Knows nothing of requests, of sampling, of pages' owners, or of checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.activation import (
+    clamped_gelu_and_mul,
     gelu,
     gelu_and_mul,
     gelu_tanh,
@@ -27,11 +30,11 @@ from stoker_kernels.activation import (
     silu_and_mul,
     silu_and_mul_quant,
 )
-from stoker_kernels.attention import paged_attention
+from stoker_kernels.attention import BlockPattern, paged_attention
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
-from stoker_kernels.norm import rms_norm_columns
+from stoker_kernels.norm import layer_norm, rms_norm_columns
 from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
@@ -81,6 +84,12 @@ class Decoder:
         ropes = [spec.rope_of(layer) for layer in range(spec.num_layers)]
         tables = {rope: rope_table(rope, max_model_len or spec.max_position, device) for rope in set(ropes)}
         self._cos_sin = tuple(tables[rope] for rope in ropes)
+        self._slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
+        self._patterns = tuple(_pattern(spec, layer) for layer in range(spec.num_layers))
+        self._unused = torch.tensor(spec.unused_tokens, device=device) if spec.unused_tokens else None
+        self._activations = ACTIVATIONS | {
+            "clamped_gelu": partial(clamped_gelu_and_mul, limit=spec.activation_limit)
+        }
         # In the dtype in which the model was trained to multiply.
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=dtype))
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
@@ -95,6 +104,7 @@ class Decoder:
         few = copy(self)
         few.spec = self.spec.of_layers(layers)
         few._cos_sin = tuple(self._cos_sin[index] for index in layers)
+        few._patterns = tuple(self._patterns[index] for index in layers)
         few.mixture = self.mixture and self.mixture.of_layers(layers)
         scales = self.weights.kv_scales
         few.weights = replace(
@@ -110,7 +120,8 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             kinds = (linear.kind for linear in layer.linears)
             parts = (layer.mixture is None, layer.state is None, layer.qkv is None, layer.feeds)
-            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, *parts, *kinds)
+            seen = (self.spec.windows[index], self._patterns[index])
+            kind = (*seen, self.spec.rope_of(index).dim, *parts, *kinds)
             first.setdefault(kind, index)
         successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
         return sorted({*first.values(), *successors})
@@ -157,16 +168,18 @@ class Decoder:
             logits = linear(hidden, head, bias=bias, out=out)
         else:
             logits = adapters.beyond_attention.linear(hidden, head, bias, "head", out)
-        if spec.logit_scale == 1.0 and not spec.logit_softcap:
-            return logits
-        return scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
+        if spec.logit_scale != 1.0 or spec.logit_softcap:
+            logits = scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
+        return logits if self._unused is None else logits.index_fill_(1, self._unused, -math.inf)
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
         stream = self._embedded(inputs)
         if inputs.adapters is not None:
             inputs.adapters.add_embedding(stream, inputs.ids)
-        return stream
+        if self.weights.embed_norm is None:
+            return stream
+        return layer_norm(stream, self.weights.embed_norm, self.weights.embed_norm_bias, self.spec.eps)
 
     def token_rows(self, ids: Tensor) -> Tensor:
         """The rows of the embedding of `ids` `[T]`, as they are: `[T, H]`."""
@@ -259,6 +272,8 @@ class Decoder:
             window=spec.windows[index],
             softcap=spec.attention_softcap,
             sinks=layer.sinks,
+            slopes=self._slopes,
+            pattern=self._patterns[index],
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -306,7 +321,7 @@ class Decoder:
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
         if down.takes_quantized and fused is not None:
             return self._linear(fused(both), down, layer.down_bias)
-        return self._linear(ACTIVATIONS[self.spec.activation](both), down, layer.down_bias)
+        return self._linear(self._activations[self.spec.activation](both), down, layer.down_bias)
 
     def _adapted(
         self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, name: str, adapters: AdapterInputs | None
@@ -334,8 +349,15 @@ class Decoder:
             elif down.takes_quantized and fused is not None:
                 product = fused(both)
             else:
-                product = ACTIVATIONS[activation](both)
+                product = self._activations[activation](both)
         return self._adapted(product, down, layer.down_bias, f"layers.{index}.down", adapters)
+
+
+def _pattern(spec: ModelSpec, layer: int) -> BlockPattern | None:
+    """Which blocks of keys a layer's queries see, unless all."""
+    if (sparse := spec.sparse) is None or layer not in sparse.layers:
+        return None
+    return BlockPattern(sparse.block, sparse.local, sparse.stride, sparse.step)
 
 
 def _rows(hidden: Tensor | Quantized, rows: Tensor) -> Tensor | Quantized:

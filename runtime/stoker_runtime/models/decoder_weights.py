@@ -118,8 +118,9 @@ class DecoderWeights:
     """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied.
 
     `kv_scales` `[layers, 2, Hkv]` fp32 are what keys and values of an e4m3 cache are multiplied by; None: by 1.
-    `positions` `[P, H]` are learned ones, that are added to the embedding. `fuse` is of a head that drafts: it brings
-    what is read of the model to one vector. Its layer norms that by `hidden_norm`, and may `join` it with an embedding.
+    `positions` `[P, H]` are learned ones, that are added to the embedding; `embed_norm` `[H]` norms it. `fuse` is
+    of a head that drafts: it brings what is read of the model to one vector. Its layer norms that by `hidden_norm`, and
+    may `join` it with an embedding.
     """
 
     embed: Tensor | BlockWeight
@@ -128,6 +129,8 @@ class DecoderWeights:
     head: AnyWeight
     kv_scales: Tensor | None = None
     positions: Tensor | None = None
+    embed_norm: Tensor | None = None
+    embed_norm_bias: Tensor | None = None
     final_norm_bias: Tensor | None = None
     head_bias: Tensor | None = None
     fuse: AnyWeight | None = None

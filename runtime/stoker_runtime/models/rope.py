@@ -23,7 +23,9 @@ def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:
     """
     frequencies = inverse_frequencies(rope, positions)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies).to(device)
-    return torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
+    short = rope.short_attention_factor and positions <= rope.original_max_position
+    factor = rope.short_attention_factor if short else rope.attention_factor
+    return torch.cat((angles.cos(), angles.sin()), dim=1) * factor
 
 
 def inverse_frequencies(rope: RopeSpec, positions: int) -> Tensor:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
+from stoker_runtime.models.layer_specs.sparse_spec import SparseSpec
 from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import EXACT, ITEM_BYTES, QUANTIZED, Parameter, Role, stored_bytes
@@ -71,14 +72,17 @@ class ModelSpec:
     the residual stream. `norm_offset` is added to their weights, which then rest in fp32. `parallel`: attention and
     feed-forward read the same stream, each through its own norm, or both through one (`shared_norm`).
     Positions: layers in `unrotated` do not rotate; those with a window rotate by `local_rope` where there is one;
-    `learned_positions` is a table that is added to the embedding.
+    `learned_positions` is a table that is added to the embedding; `slopes`, one a query head, are what a key's distance
+    takes from its logit (ALiBi). `sparse`: the layers whose queries see some blocks of keys alone.
+    `embedding_norm` norms the embedding before the first layer, `normed_head` each row of the output head at load.
     `latent`: one latent a token is cached in place of keys and values: of `head_dim` values, and of one head.
     `recurrent`: which layers keep a state for each sequence in place of its tokens, and which are a part of a layer.
     `attention_gate`: queries come with a gate as wide, whose sigmoid what was attended is multiplied with.
     `sinks`: each head has an extra logit that takes weight from its keys. `moe`: the layers whose feed-forward is a
     mixture of experts. `draft_layers` stand behind the last one in checkpoints, for the method mtp alone.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
-    of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
+    of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none. `activation_limit` bounds what an
+    activation that has bounds is given. `unused_tokens` are in the vocabulary, and never written.
     `head_kind`: what the output head becomes at load; "": it stays as wide as the rest.
     `scores`: its files hold a head that scores texts, which is read apart.
     `part`: of a rank among several, whose layers, heads and feed-forward are those of this spec.
@@ -114,6 +118,12 @@ class ModelSpec:
     local_rope: RopeSpec | None = None
     unrotated: frozenset[int] = frozenset()
     learned_positions: bool = False
+    slopes: tuple[float, ...] = ()
+    sparse: SparseSpec | None = None
+    embedding_norm: bool = False
+    normed_head: bool = False
+    activation_limit: float = 0.0
+    unused_tokens: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     attention_multiplier: float = 0.0
@@ -189,6 +199,7 @@ class ModelSpec:
             windows=tuple(self.windows[layer] for layer in layers),
             unrotated=frozenset(place for place, layer in enumerate(layers) if layer in self.unrotated),
             moe=self.moe and self.moe.of_layers(layers),
+            sparse=self.sparse and self.sparse.of_layers(layers),
             recurrent=self.recurrent and self.recurrent.of_layers(layers),
         )
 
@@ -196,6 +207,10 @@ class ModelSpec:
     def has_dense_layer(self) -> bool:
         """Whether any layer has a feed-forward of width `ffn`."""
         return not all(self.is_sparse(layer) or not self.feeds(layer) for layer in range(self.num_layers))
+
+    def sees_blocks(self, layer: int) -> bool:
+        """Whether a layer's queries see some blocks of keys alone."""
+        return self.sparse is not None and layer in self.sparse.layers
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is a mixture of experts."""
@@ -300,6 +315,9 @@ class ModelSpec:
         begins, ends = (self.part.begins, self.part.ends) if self.part else (True, True)
         if begins or (ends and self.shares_table):
             yield Parameter("embed", (self.vocab_rows, self.hidden), Role.EMBEDDING)
+        if self.embedding_norm and begins:
+            yield self._parameter("embed_norm", (self.hidden,), Role.NORM)
+            yield Parameter("embed_norm_bias", (self.hidden,), Role.BIAS)
         if self.learned_positions and begins:
             yield Parameter("positions", (self.max_position, self.hidden), Role.EMBEDDING)
         for layer in range(self.num_layers):

@@ -38,6 +38,7 @@ from stoker_runtime.parallel.split import (
 from stoker_runtime.weights.routing import (
     GGUF_LAYERS,
     Vocabulary,
+    as_laid_out,
     piece_rows,
     stored_form,
     tensor_names,
@@ -80,7 +81,9 @@ class Cut:
                 found |= self._widening(whole, halves)
                 continue
             stored = stored_form(self.spec, parameter.name, vocabulary)
-            if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+            if stored.is_stacked:
+                assert self.whole.moe is not None, "experts are of a mixture"
+                stored = as_laid_out(self.spec, parameter.name, stored, own, self.whole.moe.ffn)
                 found |= self._stacked(names[0], own, field_of(parameter.name), stored)
                 continue
             sizes = piece_rows(self.whole, whole, len(tensor_names(self.whole, whole.name, vocabulary)))

@@ -83,12 +83,14 @@ def stacked_axis(moe: MoeSpec, hidden: int, place: Place, field: str, stored: St
     if place.whole_experts:
         return Axis(1, moe.experts, place.experts(moe.experts), 0)
     # In four bits rows are rows, else they may be columns.
-    columns = stored is Stored.STACKED_COLUMNS and not moe.packing
+    columns = stored is not Stored.STACKED and not moe.packing
     units = place.units(moe.ffn)
     if not up:
         return None if bias else Axis(moe.experts * (1 if columns else hidden), moe.ffn, units, 1 if columns else 2)
     if stored is Stored.STACKED:
         return Axis(2 * moe.experts, moe.ffn, units, 1)
+    if stored is Stored.STACKED_HALVES:
+        return Axis(2 * moe.experts * hidden, moe.ffn, units, 2)
     # Gate and up take turns.
     return (
         Axis(moe.experts * hidden, moe.ffn, units, 2) if columns and not bias else Axis(moe.experts, moe.ffn, units, 1)

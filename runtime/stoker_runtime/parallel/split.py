@@ -57,6 +57,8 @@ SPLITS = {
     "head": Split.VOCABULARY,
     "head_bias": Split.VOCABULARY,
     "positions": Split.WHOLE,
+    "embed_norm": Split.WHOLE,
+    "embed_norm_bias": Split.WHOLE,
     "final_norm": Split.WHOLE,
     "final_norm_bias": Split.WHOLE,
     "input_norm": Split.WHOLE,
@@ -94,13 +96,16 @@ SPLITS = {
 OF_EXPERTS = (Split.EXPERT_UNITS, Split.EXPERT_COLUMNS, Split.EXPERT_ONCE)
 CUT_COLUMNS = (Split.HEAD_COLUMNS, Split.UNIT_COLUMNS, Split.EXPERT_COLUMNS, Split.SHARED_COLUMNS)
 # Fields of a spec that a rank's part changes, and those that mean the same of it.
-CUT_FIELDS = {"num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "dense_parameters", "part", "moe"}
+CUT_FIELDS = {
+    "num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "sparse", "dense_parameters", "part", "moe",
+}  # fmt: skip
 SAME_FIELDS = {
     "architecture", "hidden", "head_dim", "vocab", "eps", "rope", "activation", "max_position", "tie_embeddings",
     "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
-    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind",
+    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind", "slopes",
+    "embedding_norm", "normed_head", "activation_limit", "unused_tokens",
 }  # fmt: skip
 
 
@@ -277,10 +282,18 @@ def uncut(spec: ModelSpec) -> Iterator[str]:
         yield "norms over several heads"
     if spec.learned_positions:
         yield "learned positions"
+    if spec.slopes:
+        yield "heads with slopes of their own (ALiBi)"
+    if spec.sparse is not None:
+        yield "heads that see blocks of their own"
+    if spec.embedding_norm or spec.normed_head:
+        yield "norms of the embedding or of the head"
+    if spec.unused_tokens:
+        yield "tokens that are never written"
     row = ARCHITECTURES[spec.architecture]
     for parameter in unlike_parameters(spec):
         names = row.names_of(spec, field_of(parameter.name))
-        if names.stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+        if names.stored.is_stacked:
             continue
         if names.stored not in (Stored.ROWS, Stored.BY_EXPERT) or len(names.hf) != pieces_of(spec, parameter.name):
             yield f"{names.hf[0]}, which is stored in one piece"

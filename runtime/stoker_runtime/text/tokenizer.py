@@ -99,6 +99,11 @@ class Tokenizer:
         if not file.is_file():
             if not place.exists():
                 raise ModelError(f"{path}: no tokenizer here: no such folder or .gguf file.")
+            if (other := _other_kind(folder)) is not None:
+                raise ModelError(
+                    f"{file}: not here, and {other} is not read: convert it to a tokenizer.json, or name with "
+                    "--tokenizer a folder that has one."
+                )
             raise ModelError(f"{file}: no tokenizer here ({_listing(folder)}); give one with --tokenizer.")
         try:
             rust = RustTokenizer.from_file(str(file))
@@ -326,6 +331,13 @@ def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 GGUF_END_KEYS = ("eos", "eot", "eom")
 GGUF_SPECIAL_KEYS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+def _other_kind(folder: Path) -> str | None:
+    """A tokenizer of another kind in a folder, with its kind."""
+    kinds = {"*.tiktoken": "tiktoken", "tokenizer.model": "SentencePiece", "tekken.json": "Mistral's tekken"}
+    found = ((next(iter(sorted(folder.glob(pattern))), None), kind) for pattern, kind in kinds.items())
+    return next((f"{file.name} of {kind}" for file, kind in found if file is not None), None)
 
 
 def _listing(folder: Path) -> str:

@@ -371,6 +371,8 @@ class WeightArena:
             head=self._linear(head) if self._holds(head) else LinearWeight(absent, None, "dense"),
             fuse=self._linear("fuse") if self._holds("fuse") else None,
             positions=self.dense.get("positions"),
+            embed_norm=self.dense.get("embed_norm"),
+            embed_norm_bias=self.dense.get("embed_norm_bias"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
         )

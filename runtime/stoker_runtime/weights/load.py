@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
@@ -102,6 +103,7 @@ def load_weights(
     arena = WeightArena(spec, device, dtype, quantization)
     if spec.checkpoint is not None:
         _announce(spec.checkpoint, arena)
+    _announce_widened(arena, integers)
     _announce_experts(arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
@@ -145,6 +147,19 @@ def _announce_experts(arena: WeightArena) -> None:
         log.info("weights: experts in MXFP4 as the checkpoint has them; activations keep %s", dtype)
     else:
         log.info("weights: experts in MXFP4 as the checkpoint has them; each step decodes those that it chooses")
+
+
+def _announce_widened(arena: WeightArena, integers: Integers) -> None:
+    """Experts that no product reads as the checkpoint has them."""
+    widened = [name for name in integers if "experts_" in name and name in arena.dense]
+    if widened and isinstance(arena.spec.checkpoint, IntegerCheckpoint):
+        dtype, times = str(arena.dtype).removeprefix("torch."), 16 // arena.spec.checkpoint.scheme.bits
+        log.warning(
+            "weights: experts in %d bits become %s, of %d times the memory, because each orders its columns by "
+            "activation (act-order, desc_act); a checkpoint without act-order stays in %d bits",
+            arena.spec.checkpoint.scheme.bits, dtype, times * arena.dtype.itemsize // 2,
+            arena.spec.checkpoint.scheme.bits,
+        )  # fmt: skip
 
 
 def _settled(arena: WeightArena) -> DecoderWeights:
@@ -321,6 +336,8 @@ def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
             found = found.view(piece.shape[0] // 2, 2, -1).transpose(0, 1).contiguous()
         if piece.logarithm:
             found = found.float().neg().log()
+        if piece.normed:
+            found = functional.normalize(found.float().view(-1, piece.shape[1]))
         return found.float() + piece.offset if piece.offset else found
 
     return decode

@@ -43,7 +43,7 @@ class Route:
     and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
     it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8. Of a tensor
     whose rows lie in groups `entry` is the rows from `source` on, of `source_rows`. `logarithm`: what is meant is the
-    logarithm of what it holds, whose sign is turned.
+    logarithm of what it holds, whose sign is turned. `normed`: of each row its direction is meant, of length 1.
     """
 
     entry: TensorEntry
@@ -58,11 +58,13 @@ class Route:
     source: int = 0
     source_rows: int = 0
     logarithm: bool = False
+    normed: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether its numbers are copied as they lie."""
-        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales or self.logarithm)
+        turned = self.head_rows or self.transposed or self.paired
+        return not (turned or self.offset or self.scales or self.logarithm or self.normed)
 
     @property
     def together(self) -> int:
@@ -97,14 +99,15 @@ def _pieces(
         return tuple(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
         return tuple(_grouped(spec, parameter, entries, vocabulary))
-    if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+    if stored.is_stacked:
         return tuple(_stacked(spec, parameter, entries, stored))
     if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, entries)):
         return tuple(_widening(spec, parameter, halves))
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
     # GGUF's converter has added it already.
     offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
-    transposed = stored is Stored.COLUMNS
+    transposed, paired = stored is Stored.COLUMNS, stored is Stored.PAIRED
+    normed = spec.normed_head and parameter.name == "head"
     pieces: list[Route] = []
     row = 0
     names = tensor_names(spec, parameter.name, vocabulary)
@@ -114,7 +117,11 @@ def _pieces(
         # Values are never rotated: of Q, K and V the third keeps its rows.
         rotated = head_rows if position < 2 else 0
         decay = vocabulary is Vocabulary.GGUF and parameter.name.endswith(".a_log")
-        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset, logarithm=decay))
+        pieces.append(
+            Route(
+                entry, parameter.name, row, shape, rotated, transposed, offset, paired, logarithm=decay, normed=normed
+            )
+        )  # fmt: skip
         row += rows
     return tuple(pieces)
 
@@ -187,7 +194,8 @@ def _stacked(
     (name,) = tensor_names(spec, parameter.name, Vocabulary.HF)
     experts = len(spec.moe.here)
     rows, columns = parameter.shape[0] // experts, parameter.shape[1:]
-    turned = stored is Stored.STACKED_COLUMNS
+    stored = as_laid_out(spec, parameter.name, stored, entries, spec.moe.ffn)
+    turned = stored is not Stored.STACKED
     packed = turned and bool(spec.moe.packing) and bool(columns)
     scales = None
     if packed:
@@ -198,13 +206,29 @@ def _stacked(
     else:
         shape = (experts, *columns, rows) if turned else (experts, rows, *columns)
         entry = find_entry(entries, name, shape, spec.architecture)
-    paired = turned and "gate_up" in parameter.name
+    paired = stored is Stored.STACKED_COLUMNS and "gate_up" in parameter.name
     for expert in range(experts):
         yield Route(
             rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
             transposed=turned and bool(columns) and not packed, paired=paired,
             scales=scales and rows_of(scales, expert, (1, *scales.shape[1:])),
         )  # fmt: skip
+
+
+def as_laid_out(
+    spec: ModelSpec, parameter: str, stored: Stored, entries: Mapping[str, TensorEntry], ffn: int
+) -> Stored:
+    """How a layer's stacked experts of `ffn` units are stored: turned ones are turned back by some who save a model.
+
+    Of its two tensors one at most is a square, which does not say.
+    """
+    if stored is not Stored.STACKED_HALVES:
+        return stored
+    for field, shape in (("experts_gate_up", (2 * ffn, spec.hidden)), ("experts_down", (spec.hidden, ffn))):
+        (name,) = tensor_names(spec, f"{parameter.rpartition('.')[0]}.{field}", Vocabulary.HF)
+        if name in entries and shape[0] != shape[1]:
+            return Stored.STACKED if entries[name].shape[1:] == shape else stored
+    return stored
 
 
 def widening_halves(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[TensorEntry, ...]:

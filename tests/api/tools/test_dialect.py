@@ -43,6 +43,31 @@ DEEPSEEK = (
 )
 HARMONY = LOOP + "<|channel|>analysis<|channel|>commentary to=functions.{{ f.name }}<|message|>" + JSON + END
 PYTHONIC = "[func_name1(params_name1=params_value1, …)]" + LOOP + JSON + END
+GRANITE = (
+    "<|start_of_role|>system<|end_of_role|>Answer with <|tool_call|> followed by a JSON list of tools used."
+    + LOOP
+    + '<|tool_call|>[{"name": "{{ f.name }}", "arguments": '
+    + JSON
+    + "}]"
+    + END
+)
+GRANITE_THINKS = GRANITE + "Here is my thought process: … Here is my response:"
+GRANITE4 = "<|start_of_role|>" + HERMES
+PHI4_MINI = (
+    "{% for m in messages %}{{ m.content }}{% if m.tools %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}{% endfor %}"
+)
+NEMOTRON = (
+    LOOP + '<TOOLCALL>[{"name": "{{ f.name }}", "arguments": ' + JSON + "}]</TOOLCALL>" + END + "<think></think>"
+)
+COHERE = (
+    LOOP
+    + '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": '
+    + JSON
+    + "}]<|END_ACTION|>"
+    + END
+    + "<|START_THINKING|>{{ plan }}<|END_THINKING|>"
+)
+SEED = QWEN_CODER.replace("tool_call>", "seed:tool_call>") + "{% set begin = '<seed:think>' %}{{ begin }}</seed:think>"
 TWO_FAMILIES = HERMES + "[TOOL_CALLS]"
 PASTES = LOOP + "{{ f.arguments }}" + END
 
@@ -64,6 +89,13 @@ def chosen(source: str, **settings: Any) -> Dialect:
         (DEEPSEEK, "deepseek_v3", "deepseek_v3"),
         (HARMONY, "openai", "openai_gptoss"),
         (PYTHONIC, "pythonic", ""),
+        (GRANITE, "granite", ""),
+        (GRANITE_THINKS, "granite", "granite"),
+        (GRANITE4, "hermes", ""),
+        (PHI4_MINI, "phi4_mini_json", ""),
+        (NEMOTRON, "nemotron_json", "qwen3"),
+        (COHERE, "cohere", "cohere"),
+        (SEED, "seed_oss", "seed_oss"),
         (TWO_FAMILIES, "", ""),
         (PASTES, "", ""),
         ("{{ messages }}", "", ""),

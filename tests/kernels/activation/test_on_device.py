@@ -24,6 +24,16 @@ def test_activations_match(rows: int, columns: int, name: str, dtype: torch.dtyp
     torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("limit", [0.0, 2.6])
+def test_bounded_gates_match(limit: float, dtype: torch.dtype, device: torch.device) -> None:
+    x = (3 * torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(8))).to(device, dtype)
+    out = torch.full((3, 1100), float("nan"), dtype=dtype, device=device)
+    assert activation.clamped_gelu_and_mul(x, limit, out=out) is out
+    expected = reference.clamped_gelu_and_mul(x, limit)
+    torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 def test_large_gates_do_not_overflow(device: torch.device) -> None:
     x = torch.tensor([[-1e4, 1e4, -100.0, 100.0, 1.0, 1.0, 1.0, 1.0]], device=device)
     expected = torch.tensor([[0.0, 1e4, 0.0, 100.0]], device=device)

@@ -11,11 +11,26 @@ import pytest
 import torch
 from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import AttentionMeta, attention_kernels, paged_attention, plan_attention
-from stoker_kernels.launch import cuda, dispatch
+from stoker_kernels.attention import (
+    AttentionMeta,
+    BlockPattern,
+    attention_kernels,
+    paged_attention,
+    plan_attention,
+)
+from stoker_kernels.attention.cpu_attention import attend_rows
+from stoker_kernels.launch import cc, cuda, dispatch
 from stoker_kernels.launch.dispatch import KernelUnavailable, select
 
 ROWS = [(1, 5), (1, 0), (1, 40), (7, 7), (20, 50), (0, 0)]
+
+
+def shown(pattern: BlockPattern, head: int, position: int, keys: torch.Tensor) -> torch.Tensor:
+    """Which keys a head sees from a position: of near blocks all, of others those of its own column of blocks."""
+    blocks, column = keys.numpy() // pattern.block, (head + pattern.first_head) * pattern.step
+    near = blocks > position // pattern.block - pattern.local
+    return torch.tensor([bool(is_near) or (block + column + 1) % pattern.stride == 0
+                         for is_near, block in zip(near, blocks, strict=True)])  # fmt: skip
 
 
 def by_definition(shape: Shape, batch: AttentionBatch, **options: Any) -> torch.Tensor:
@@ -39,6 +54,10 @@ def by_definition(shape: Shape, batch: AttentionBatch, **options: Any) -> torch.
                 logits = k[:, kv] @ batch.q[starts[row] + i, head].double() * (batch.scale * k_scale)
                 if options.get("softcap"):
                     logits = options["softcap"] * torch.tanh(logits / options["softcap"])
+                if options.get("slopes") is not None:
+                    logits = logits - float(options["slopes"][head]) * (position - index)
+                if options.get("pattern") is not None:
+                    logits[~shown(options["pattern"], head, position, index)] = -math.inf
                 weights = logits.exp()
                 total = weights.sum()
                 if options.get("sinks") is not None:
@@ -49,14 +68,30 @@ def by_definition(shape: Shape, batch: AttentionBatch, **options: Any) -> torch.
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 9}, {"softcap": 2.0}, {"sinks": torch.linspace(-2, 2, 6)}, {"window": 17, "softcap": 5.0}],
-    ids=["plain", "window", "softcap", "sinks", "window and softcap"],
-)
+    [
+        {}, {"window": 9}, {"softcap": 2.0}, {"sinks": torch.linspace(-2, 2, 6)}, {"window": 17, "softcap": 5.0},
+        {"slopes": torch.linspace(0.02, 0.7, 6)}, {"pattern": BlockPattern(16, 1, 3, 1)},
+        {"pattern": BlockPattern(16, 1, 6, 0), "slopes": torch.linspace(0.02, 0.7, 6), "window": 40},
+    ],
+    ids=["plain", "window", "softcap", "sinks", "window and softcap", "slopes", "pattern", "pattern and others"],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_the_reference_is_the_definition(dtype: torch.dtype, options: dict[str, object]) -> None:
     shape = Shape(page=16, kv_heads=2, q_heads=6, dim=32, cache=dtype)
     batch = random_batch(shape, ROWS, decodes=3, padding=4)
     got = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options)
+    torch.testing.assert_close(got.double(), by_definition(shape, batch, **options), atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.skipif(cc.refusal("cpu_rows") is not None, reason="cpu_rows is not compiled")
+@pytest.mark.parametrize("options", [
+    {"slopes": torch.linspace(0.02, 0.7, 6)}, {"pattern": BlockPattern(16, 1, 3, 1, 2)},
+    {"pattern": BlockPattern(32, 2, 5, 0), "sinks": torch.linspace(-2, 2, 6), "softcap": 3.0},
+], ids=["slopes", "pattern", "pattern and others"])  # fmt: skip
+def test_token_by_token_it_is_the_definition(options: dict[str, object]) -> None:
+    shape = Shape(page=16, kv_heads=2, q_heads=6, dim=32)
+    batch = random_batch(shape, [*ROWS, (3, 150)], decodes=3, padding=4)
+    got = attend_rows(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options)  # type: ignore[arg-type]
     torch.testing.assert_close(got.double(), by_definition(shape, batch, **options), atol=2e-6, rtol=2e-5)
 
 

@@ -11,7 +11,14 @@ import pytest
 import torch
 from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import AttentionMeta, attention_workspace, fixed, paged_attention, plan_attention
+from stoker_kernels.attention import (
+    AttentionMeta,
+    BlockPattern,
+    attention_workspace,
+    fixed,
+    paged_attention,
+    plan_attention,
+)
 from stoker_kernels.attention.reference import reference_attention
 from stoker_kernels.launch import dispatch
 
@@ -27,6 +34,8 @@ KINDS = [
     (Shape(64, 1, 7, 64, HALF, HALF), {}),
     (Shape(32, 2, 4, 48, HALF, HALF), {"window": 70}),
     (Shape(16, 1, 3, 64, FP8, HALF), {"softcap": 20.0, "sinks": True}),
+    (Shape(16, 2, 4, 64, HALF, HALF), {"slopes": True}),
+    (Shape(32, 2, 4, 48, HALF, HALF), {"pattern": BlockPattern(16, 2, 3, 1)}),
 ]
 
 
@@ -40,9 +49,9 @@ def demanded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def options_of(shape: Shape, options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    if not options.get("sinks"):
-        return options
-    return options | {"sinks": torch.linspace(-2.0, 4.0, shape.q_heads, device=device)}
+    ends = {"sinks": (-2.0, 4.0), "slopes": (0.003, 0.4)}
+    given = {name: torch.linspace(*ends[name], shape.q_heads, device=device) for name in ends if options.get(name)}
+    return options | given
 
 
 @pytest.mark.parametrize(("shape", "options"), KINDS, ids=str)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import choose, paged_attention, sm90_mixed
+from stoker_kernels.attention import BlockPattern, choose, paged_attention, sm90_mixed
 from stoker_kernels.attention.choose import launch_plan, plan_attention
 from stoker_kernels.attention.config import DecodeConfig, StreamConfig, decode_config
 from stoker_kernels.attention.reference import reference_attention
@@ -63,14 +63,52 @@ def check(batch: AttentionBatch, planned: bool = False, **options: Any) -> torch
         (Shape(16, 2, 6, 64, FP8, HALF), {}),
         (Shape(64, 1, 7, 128, FP8, HALF), {"sinks": True, "softcap": 20.0}),
         (Shape(64, 1, 3, 80, FP8, HALF), {"window": 100}),
+        (Shape(32, 2, 6, 64, FULL, FULL), {"slopes": True}),
+        (Shape(64, 1, 3, 80, FP8, HALF), {"slopes": True, "softcap": 9.0}),
+        (Shape(16, 2, 6, 32, FULL, FULL), {"pattern": BlockPattern(16, 2, 5, 1)}),
+        (Shape(64, 1, 4, 128, HALF, HALF), {"pattern": BlockPattern(64, 1, 3, 0)}),
+        (Shape(16, 2, 4, 64, FP8, HALF), {"pattern": BlockPattern(32, 1, 8, 2), "slopes": True, "sinks": True}),
+        (Shape(32, 2, 6, 48, HALF, HALF), {"pattern": BlockPattern(16, 1, 2, 1, 3), "window": 90}),
     ],
     ids=str,
 )
 def test_a_mixed_step_matches(shape: Shape, options: dict[str, Any], device: torch.device) -> None:
     batch = random_batch(shape, MIXED, decodes=len(DECODES), padding=5, device=device)
-    if options.get("sinks"):
-        options = options | {"sinks": torch.linspace(-2.0, 4.0, shape.q_heads, device=device)}
-    check(batch, **options)
+    check(batch, **of_heads(shape, options, device))
+
+
+def of_heads(shape: Shape, options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """`options` with a value a head for those that have one."""
+    ends = {"sinks": (-2.0, 4.0), "slopes": (0.003, 0.4)}
+    given = {name: torch.linspace(*ends[name], shape.q_heads, device=device) for name in ends if options.get(name)}
+    return options | given
+
+
+def test_random_patterns_of_blocks_match(device: torch.device) -> None:
+    """Of sizes that no model has, with splits of rows and without."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(4):
+        kv_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 5])
+        heads, stride = kv_heads * group, rng.randrange(1, 12)
+        step = rng.choice([0, 1, max(1, stride // heads)])
+        pattern = BlockPattern(rng.choice([16, 32, 64]), rng.randrange(1, 5), stride, step, rng.randrange(9))
+        print(pattern, kv_heads, group)
+        shape = Shape(rng.choice([16, 32, 64]), kv_heads, heads, rng.choice([24, 64]), HALF, HALF)
+        rows = [(1, rng.randrange(1, 700)), (1, 0), (1, rng.randrange(1, 90)), (rng.randrange(1, 40), 333), (50, 50)]
+        check(random_batch(shape, rows, decodes=3, padding=2, device=device, seed=seed), pattern=pattern)
+
+
+def test_what_cannot_be_a_pattern_is_refused(device: torch.device) -> None:
+    batch = random_batch(Shape(dim=64), DECODES, decodes=len(DECODES), device=device)
+    for pattern, text in [
+        (BlockPattern(48, 1, 2, 1), "48 keys are not a power of two"),
+        (BlockPattern(16, 0, 2, 1), "not positive"),
+        (BlockPattern(16, 1, 7, 2), "6 heads beyond a stride of 7"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            paged_attention(batch.q, batch.k, batch.v, batch.meta, pattern=pattern, scale=1.0)
 
 
 @pytest.mark.parametrize("rows", [DECODES, [(1, 0)], [(30, 30)], [(3, 200), (0, 0)], [(0, 0), (0, 0)]], ids=str)

@@ -48,6 +48,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {"architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "sliding_window_pattern": 2},
     "nemotron": {"architectures": ["NemotronForCausalLM"]},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 4096},
+    "phi3small": {"architectures": ["Phi3SmallForCausalLM"]},
+    "baichuan": {"architectures": ["BaichuanForCausalLM"], "max_position_embeddings": None, "model_max_length": 4096},
+    "bloom": {"architectures": ["BloomForCausalLM"]},
+    "mpt": {"architectures": ["MPTForCausalLM"], "n_layers": 2},
+    "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True},
 }  # fmt: skip
 _COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
 
@@ -126,6 +131,12 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "EXAONE-4-32B": ("exaone4", (5120, 40, 8, 27392, 102400), {}),
     "Minitron-4B": ("nemotron", (3072, 24, 8, 9216, 256000), {"head_dim": 128}),
     "StarCoder2-7B": ("starcoder2", (4608, 36, 4, 18432, 49152), {}),
+    "Phi-3-small": ("phi3small", (4096, 32, 8, 14336, 100352), {"ff_intermediate_size": 14336, "hidden_act": "gegelu"}),
+    "Baichuan2-13B": ("baichuan", (5120, 40, 40, 13696, 125696), {}),
+    "BLOOM-560M": ("bloom", (1024, 16, 16, 4096, 250880), {}),
+    "BLOOM-7B1": ("bloom", (4096, 32, 32, 16384, 250880), {}),
+    "MPT-7B": ("mpt", (4096, 32, 32, 16384, 50432), {"d_model": 4096, "n_heads": 32}),
+    "Falcon-40B": ("falcon", (8192, 128, 8, 32768, 65024), {"num_kv_heads": 8}),
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {

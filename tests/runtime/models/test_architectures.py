@@ -114,7 +114,25 @@ def test_dtype_under_both_names(key: str) -> None:
             {"architectures": ["LlamaForCausallm"]},
             r"Causallm is not supported. The nearest is LlamaForCausalLM. .*stoker_runtime/models/architectures",
         ),
-        ({"architectures": ["Phi3SmallForCausalLM"]}, "Phi3SmallForCausalLM is not supported: .* block-sparse"),
+        ({"architectures": ["Llama4ForConditionalGeneration"]}, "Llama4For.* is not supported: .* within chunks"),
+        *(({"architectures": ["Phi3SmallForCausalLM"], "ff_intermediate_size": 40, "hidden_act": "gegelu"} | more, text)
+          for more, text in [
+            ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+            ({"blocksparse_block_size": 48}, "blocksparse_block_size is 48"),
+            ({"blocksparse_num_local_blocks": 0}, "num_local_blocks is 0"),
+            ({"blocksparse_vert_stride": 0}, "vert_stride 0"),
+        ]),
+        *(({"architectures": ["MPTForCausalLM"], "d_model": 64, "n_heads": 4, "n_layers": 2} | more, text)
+          for more, text in [
+            ({"attn_config": {"clip_qkv": 6}}, "clip_qkv is 6"),
+            ({"attn_config": {"alibi": False}}, "alibi is False"),
+            ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery_attention'"),
+            ({"no_bias": False}, "no_bias is False"),
+        ]),
+        (
+            {"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm is True",
+        ),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),
@@ -142,7 +160,7 @@ def test_dtype_under_both_names(key: str) -> None:
         ),
         ({"partial_rotary_factor": 0.2}, "rotary dimensions do not fit"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         _spec(**changes)

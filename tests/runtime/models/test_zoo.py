@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.models.alibi_rows import ALIBIS
 from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
+from tests.runtime.models.plain_models import PLAIN, PlainModel
 from torch import Tensor
 
 from stoker_runtime.bench.reference.model import reference_logits
@@ -36,6 +38,8 @@ class Row:
 
     `published` turns what transformers saves into the published names and layout, `settings` its config.json.
     Logits may be apart by `limit`. `model`: transformers' class of a model that sees, whose text model is the row.
+    `plain`: a model of the tests in the place of transformers'. `attention`: which of transformers' ways to attend; its
+    plainest one adds Falcon's slopes twice.
     """
 
     config: str
@@ -44,6 +48,8 @@ class Row:
     settings: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     limit: float = 2e-4
     model: str = ""
+    attention: str = "eager"
+    plain: type[PlainModel] | None = None
 
 
 def _fixed(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
@@ -62,6 +68,17 @@ def _mrope(section: list[int], **more: Any) -> Callable[[random.Random], dict[st
     parameters = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": section, **more}
     return lambda rng: {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20,
                         "rope_parameters": parameters}  # fmt: skip
+
+
+def _seeing_experts(rng: random.Random) -> dict[str, Any]:
+    sizes = _mrope([4, 3, 3], mrope_interleaved=True)(rng)
+    mixture = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": rng.randrange(20, 29)}
+    return {**sizes, **mixture, "mlp_only_layers": [1]}
+
+
+def _turned_experts(tensors: Tensors) -> Tensors:
+    """As published: columns for rows."""
+    return {name: tensor.mT if ".experts." in name else tensor for name, tensor in tensors.items()}
 
 
 def _older_names(tensors: Tensors) -> Tensors:
@@ -236,6 +253,12 @@ ROWS: dict[str, Row] = {
     "Qwen3VLForConditionalGeneration": Row(
         "Qwen3VLConfig", _mrope([4, 3, 3], mrope_interleaved=True), model="Qwen3VLForConditionalGeneration"
     ),
+    "Qwen3VLMoeForConditionalGeneration": Row(
+        "Qwen3VLMoeConfig", _seeing_experts, _turned_experts, model="Qwen3VLMoeForConditionalGeneration"
+    ),
+    "Qwen3VLMoeForConditionalGeneration-saved": Row(
+        "Qwen3VLMoeConfig", _seeing_experts, model="Qwen3VLMoeForConditionalGeneration"
+    ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
     "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),
     "Exaone4ForCausalLM": Row("Exaone4Config", _fixed(sliding_window_pattern=4, **HYBRID)),
@@ -280,9 +303,15 @@ ROWS: dict[str, Row] = {
         _fixed(attention_bias=True, mlp_bias=True),
         settings=lambda config: {**config, "architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
     ),
-    "BaichuanForCausalLM": Row(
+    "BaiChuanForCausalLM": Row(
         "LlamaConfig",
         _square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64),
+        _merged_rows,
+        lambda config: {**config, "architectures": ["BaiChuanForCausalLM"]},
+    ),
+    "BaichuanForCausalLM": Row(
+        "LlamaConfig",
+        _square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64, tie_word_embeddings=False),
         _merged_rows,
         lambda config: {**config, "architectures": ["BaichuanForCausalLM"]},
     ),
@@ -312,9 +341,10 @@ ROWS: dict[str, Row] = {
 }  # fmt: skip
 
 
-ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS).items()}
+ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS | ALIBIS).items()}
 # transformers goes through prompts in chunks there, whose sums are others than those of a recurrence.
 ROWS |= {name: Row(*row, limit=2e-3) for name, row in HYBRIDS.items()}
+ROWS |= {name: Row("", changes, plain=kind) for name, (kind, changes) in PLAIN.items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
 
 
@@ -342,11 +372,15 @@ def save_random(name: str, folder: Path, **changes: Any) -> Any:
     import transformers
 
     row, rng = ROWS[name], random.Random(f"{SEED}{name}")
+    if row.plain is not None:
+        plain = row.plain.random({**row.changes(rng), **changes}, rng)
+        plain.save_pretrained(folder)
+        return plain
     sizes = {**_sizes(rng), **row.changes(rng), **changes}
     given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
     given = {"text_config": given, "vision_config": VISION} if row.model else given
     config = getattr(transformers, row.config)(**given)
-    config._attn_implementation = config._experts_implementation = "eager"
+    config._attn_implementation, config._experts_implementation = row.attention, "eager"
     make = getattr(transformers, row.model) if row.model else transformers.AutoModelForCausalLM.from_config
     model = make(config).float().eval()
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
@@ -395,6 +429,10 @@ def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_m
 def greedy_tokens(model: Any, prompt: list[int], steps: int) -> list[int]:
     """So many tokens of transformers' own model, the likeliest one each time."""
     tokens: list[int] = []
+    if isinstance(model, PlainModel):
+        for _ in range(steps):
+            tokens.append(int(model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].argmax()))
+        return tokens
     # transformers called it past_key_values until 5.20.
     named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache, feed = None, torch.tensor([prompt])
@@ -409,7 +447,8 @@ def greedy_tokens(model: Any, prompt: list[int], steps: int) -> list[int]:
 
 NARROW = (
     "CohereForCausalLM-qk-norm", "Gemma2ForCausalLM", "GPT2LMHeadModel", "GraniteForCausalLM",
-    "NemotronForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM",
+    "NemotronForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Phi3SmallForCausalLM", "BloomForCausalLM",
+    "BaichuanForCausalLM-2-13b", "FalconForCausalLM-few-kv-heads",
 )  # fmt: skip
 
 

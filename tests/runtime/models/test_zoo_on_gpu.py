@@ -43,4 +43,6 @@ def test_a_gpu_gives_the_logits_of_the_reference(
     tolerance = 0.2 if kv_dtype is not None else 0.1 if dtype is torch.bfloat16 else 0.02
     for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, prompts[0])]):
         for ours, expected in zip(gpu.step(work), host.step(work), strict=True):
-            assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
+            assert torch.equal(ours.cpu().isinf(), expected.isinf())  # tokens that are never written
+            ours, expected = (each.cpu().float().nan_to_num(neginf=0.0) for each in (ours, expected))
+            assert (ours - expected).norm() < tolerance * expected.norm()

@@ -57,7 +57,7 @@ def write(folder: Path, config: dict[str, Any], experts: dict[str, Tensor]) -> s
         "self_attn.v_proj.weight": (kv, HIDDEN), "self_attn.o_proj.weight": (HIDDEN, q),
         "input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,),
     }  # fmt: skip
-    if config["architectures"] == QWEN["architectures"]:
+    if config["architectures"] != GPT_OSS["architectures"]:
         shapes |= {"self_attn.q_norm.weight": (32,), "self_attn.k_norm.weight": (32,)}
         shapes |= {"mlp.gate.weight": (EXPERTS, HIDDEN)}
     else:
@@ -133,6 +133,15 @@ def mxfp4(folder: Path) -> str:
     })  # fmt: skip
 
 
+def stacked(folder: Path, form: str) -> str:
+    """A checkpoint whose experts are one tensor: turned, as Qwen3-VL's are published, or as transformers saves them."""
+    both, down = torch.randn(EXPERTS, 2 * FFN, HIDDEN), torch.randn(EXPERTS, HIDDEN, FFN)
+    found = {"gate_up_proj": both, "down_proj": down}
+    if form == "turned":
+        found = {name: tensor.mT.contiguous() for name, tensor in found.items()}
+    return write(folder, QWEN | {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, found)
+
+
 def loaded(model: str, place: Place | None = None) -> MixtureWeights:
     source = read_source(model)
     whole = build_spec(source)
@@ -152,12 +161,33 @@ def values(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quantized(folder: Path, form: str) -> str:
+    if form in ("turned", "saved"):
+        return stacked(folder, form)
     if form in ("mxfp4", "int8"):
         return mxfp4(folder) if form == "mxfp4" else int8(folder)
     return integers(folder, form) if form in ("awq", "compressed", "compressed-8") else fp8(folder, form)
 
 
-@pytest.mark.parametrize("form", ["tensor", "channel", "block", "mxfp4", "awq", "compressed", "compressed-8", "int8"])
+def test_quantized_experts_of_a_model_that_sees_are_tensors_of_their_own(tmp_path: Path) -> None:
+    plain = loaded(model := fp8(tmp_path / "m", "block"))
+    config = Path(model) / "config.json"
+    config.write_text(config.read_text().replace("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"))
+    for ours, theirs in zip(values(loaded(model).experts), values(plain.experts), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+FORMS = ["tensor", "channel", "block", "mxfp4", "awq", "compressed", "compressed-8", "int8", "turned", "saved"]
+
+
+def test_stacked_experts_are_the_same_turned_or_not(tmp_path: Path) -> None:
+    for form in ("turned", "saved"):
+        torch.manual_seed(5)
+        both = loaded(stacked(tmp_path / form, form)).experts.gate_up
+        torch.manual_seed(5)
+        assert torch.equal(both, torch.randn(EXPERTS, 2 * FFN, HIDDEN))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_a_rank_s_experts_stand_for_its_part_of_the_whole_s(form: str, whole_experts: bool, tmp_path: Path) -> None:
     model = quantized(tmp_path / "m", form)

@@ -149,6 +149,8 @@ def test_files_beside_the_vocabulary(tmp_path: Path) -> None:
     ("files", "says"),
     [
         ({}, "no tokenizer here"),
+        ({"cl100k_base.tiktoken": "IQ== 0"}, "cl100k_base.tiktoken of tiktoken is not read: convert it"),
+        ({"tokenizer.model": "\n"}, "tokenizer.model of SentencePiece is not read: .* --tokenizer a folder"),
         ({"tokenizer.json": "{"}, "cannot be read as a tokenizer"),
         ({"tokenizer.json": '{"version": "1.0"}'}, "cannot be read as a tokenizer"),
         ({"tokenizer.json": None, "tokenizer_config.json": "[]"}, "holds a list"),

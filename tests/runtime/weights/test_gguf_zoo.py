@@ -295,5 +295,5 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
 def test_what_no_row_can_say_is_refused(tmp_path: Path) -> None:
     save_random("BaichuanForCausalLM", tmp_path, num_hidden_layers=40)
     file = gguf_zoo.write(tmp_path, tmp_path / "m.gguf", "baichuan")
-    with pytest.raises(ModelError, match=r"m\.gguf: Baichuan of 13B has ALiBi"):
+    with pytest.raises(ModelError, match=r"m\.gguf: Baichuan 13B and Baichuan 2 are served from safetensors"):
         read_source(str(file))

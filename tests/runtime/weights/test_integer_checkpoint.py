@@ -75,10 +75,12 @@ def awq(weight: Tensor, group: int) -> Quantized:
 
 
 def gptq(
-    weight: Tensor, group: int, bits: int = 4, *, zeros: bool = True, act_order: bool = False, v2: bool = False
-) -> Quantized:
+    weight: Tensor, group: int, bits: int = 4, *, zeros: bool = True, act_order: bool = False, v2: bool = False,
+    seed: int = 0,
+) -> Quantized:  # fmt: skip
     n, k = weight.shape
-    permutation = torch.randperm(k, generator=torch.Generator().manual_seed(k)) if act_order else torch.arange(k)
+    drawn = torch.randperm(k, generator=torch.Generator().manual_seed(seed or k))
+    permutation = drawn if act_order else torch.arange(k)
     codes, scale, zero = integers(weight[:, permutation], bits, group, zeros)
     groups = torch.empty(k, dtype=torch.int64)
     groups[permutation] = torch.arange(k) // (group or k)

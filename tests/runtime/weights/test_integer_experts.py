@@ -62,7 +62,17 @@ INT8_CONFIG: dict[str, Any] = {
         "input_activations": {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
     }},
 }  # fmt: skip
+
+
+def ordered(weight: Tensor, bits: int = 4) -> Quantized:
+    """Columns in an order of each expert's own; those of what is one matrix here have one order."""
+    expert = 320 in weight.shape
+    return gptq(weight, 32, bits, act_order=True, seed=int(1e4 * weight.abs().sum()) if expert else 0)
+
+
 FORMATS: dict[str, Way] = {
+    "gptq-act-order": ("mixtral", gptq_config(32, desc_act=True), ordered),
+    "gptq-act-order-8": ("mixtral", gptq_config(32, 8, desc_act=True), lambda w: ordered(w, 8)),
     "awq": ("mixtral", AWQ_CONFIG | {"modules_to_not_convert": ["gate"]}, lambda w: awq(w, 32)),
     "gptq-symmetric": ("qwen", gptq_config(32, sym=True), lambda w: gptq(w, 32, zeros=False)),
     "gptq-zeros": ("shared", gptq_config(32, dynamic={r"-:.*\.shared_expert_gate$": {}}), lambda w: gptq(w, 32)),
@@ -120,6 +130,10 @@ def load(folder: Path, asked: str = "auto", dtype: torch.dtype = torch.float32) 
     return load_weights(source, spec, CPU, dtype, resolve_quantization(asked, spec))
 
 
+def kind_of(form: str) -> str:
+    return "dense" if "order" in form else "int8" if "-8" in form else "int4"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
     quantized, plain = write(tmp_path, FORMATS[form])
@@ -127,7 +141,7 @@ def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
         if ours.mixture is None or theirs.mixture is None:
             assert FORMATS[form][0] == "qwen"
             continue
-        assert ours.mixture.experts.kind == ("int8" if "-8" in form else "int4")
+        assert ours.mixture.experts.kind == kind_of(form)
         assert ours.mixture.router.kind == "dense"
         for expert in range(ours.mixture.experts.experts):
             for got, expected in zip(
@@ -137,7 +151,7 @@ def test_experts_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros", "gptq-8", "compressed-8-rows"]
+    "form", ["awq", "gptq-symmetric", "gptq-zeros", "compressed-zeros", "gptq-8", "compressed-8-rows", "gptq-act-order"]
 )
 def test_logits_and_tokens_are_those_of_transformers(tmp_path: Path, form: str, paged_model: Any) -> None:
 
@@ -253,7 +267,6 @@ def test_a_byte_a_code_is_what_eight_bits_take(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (gptq_config(32, desc_act=True), r"columns are ordered by activation \(act-order, desc_act\)"),
         (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
         (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
     ],
@@ -264,6 +277,26 @@ def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], messa
     (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
     with pytest.raises(ModelError, match=message):
         build_spec(read_source(str(folder)))
+
+
+def test_experts_with_an_order_of_their_own_are_widened_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantized, _ = write(tmp_path, FORMATS["gptq-act-order"])
+    spec = build_spec(read_source(str(quantized)))
+    arena = WeightArena(spec, CPU, torch.bfloat16, resolve_quantization("auto", spec))
+    # Known before memory is taken.
+    assert arena.num_bytes == spec.parameter_bytes("bfloat16", "gptq")
+    assert sum(each.nbytes for name, each in arena.dense.items() if "experts" in name) == 2 * 2 * 3 * 3 * 320 * 160
+    assert {weight.order is not None for weight in arena.integers.values()} == {True}
+    with caplog.at_level("WARNING"):
+        load(quantized, dtype=torch.bfloat16)
+    assert "experts in 4 bits become bfloat16, of 4 times the memory" in caplog.text
+    tensors = load_file(quantized / "model.safetensors")
+    name = next(name for name in tensors if "experts.1.w2.g_idx" in name)
+    save_file(tensors | {name: torch.zeros_like(tensors[name])}, quantized / "model.safetensors")
+    with pytest.raises(ModelError, match=r"experts\.1\.w2 puts columns into other groups"):
+        load(quantized)
 
 
 def test_widths_that_fill_no_block_are_refused_at_load(tmp_path: Path) -> None:

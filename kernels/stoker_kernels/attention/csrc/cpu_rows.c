@@ -1,8 +1,8 @@
 // Attention on a CPU, a query token and head by itself: all scores, their softmax, then the values, each sum over the
 // keys in their order.
 //
-// Shapes: q and out [tokens, heads, dim] fp32, k and v [kv_heads, keys, dim] fp32, sinks [heads] fp32 or null; dim is a
-// multiple of 16. The tokens are the last ones of the keys.
+// Shapes: q and out [tokens, heads, dim] fp32, k and v [kv_heads, keys, dim] fp32, sinks and slopes [heads] fp32 or
+// null; dim is a multiple of 16. `block` 0: all keys are seen; else those of BlockPattern of inputs.py. The tokens are the last ones of the keys.
 // Invariants: products and sums are rounded one by one (compile with -ffp-contract=off), so a token's bits depend on
 // its query and on the keys up to its own position; a score is computed in fp32, its exponential in fp64.
 #include <math.h>
@@ -18,9 +18,9 @@
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 
 struct Work {
-    const float *q, *k, *v, *sinks;
+    const float *q, *k, *v, *sinks, *slopes;
     float *out, *scores;
-    long tokens, heads, kv_heads, keys, dim, window, first, last;
+    long tokens, heads, kv_heads, keys, dim, window, block, local, stride, step, first_head, first, last;
     float scale, softcap;
 };
 
@@ -58,6 +58,12 @@ static inline float dot(const float *a, const float *b, long dim) {
     return lanes[0];
 }
 
+// Whether a head sees a key from a position.
+static inline int sees(const struct Work *w, long head, long position, long key) {
+    long seen = key / w->block;
+    return position / w->block - seen < w->local || (seen + 1 + (head + w->first_head) * w->step) % w->stride == 0;
+}
+
 // One token and head.
 static void attend(const struct Work *w, long token, long head, float *scores) {
     long kv = head / (w->heads / w->kv_heads), end = w->keys - w->tokens + token + 1;
@@ -66,8 +72,13 @@ static void attend(const struct Work *w, long token, long head, float *scores) {
     const float *k = w->k + kv * w->keys * w->dim, *v = w->v + kv * w->keys * w->dim;
     float most = w->sinks ? w->sinks[head] : -INFINITY, total = 0.0f;
     for (long j = begin; j < end; j++) {
+        if (w->block && !sees(w, head, end - 1, j)) {
+            scores[j - begin] = -INFINITY;
+            continue;
+        }
         float score = dot(q, k + j * w->dim, w->dim) * w->scale;
         if (w->softcap > 0.0f) score = capped(score, w->softcap);
+        if (w->slopes) score += w->slopes[head] * (float)(j - end + 1);
         scores[j - begin] = score;
         if (score > most) most = score;
     }
@@ -75,6 +86,7 @@ static void attend(const struct Work *w, long token, long head, float *scores) {
     memset(sums, 0, 4 * w->dim);
     if (w->sinks) total = exponential(w->sinks[head] - most);
     for (long j = begin; j < end; j++) {
+        if (scores[j - begin] == -INFINITY) continue;
         float weight = exponential(scores[j - begin] - most);
         const float *value = v + j * w->dim;
         total += weight;
@@ -91,9 +103,9 @@ static void *part(void *work) {
 }
 
 // By up to `threads` threads; 0 where there is no memory for scores, or `dim` is too large.
-int stoker_attend_rows(const float *q, const float *k, const float *v, const float *sinks, float *out, long tokens,
-                       long heads, long kv_heads, long keys, long dim, long window, float scale, float softcap,
-                       int threads) {
+int stoker_attend_rows(const float *q, const float *k, const float *v, const float *sinks, const float *slopes,
+                       float *out, long tokens, long heads, long kv_heads, long keys, long dim, long window, long block,
+                       long local, long stride, long step, long first_head, float scale, float softcap, int threads) {
     struct Work works[MOST_THREADS];
     pthread_t helpers[MOST_THREADS];
     int made[MOST_THREADS] = {0};
@@ -106,7 +118,8 @@ int stoker_attend_rows(const float *q, const float *k, const float *v, const flo
         return 0;
     }
     for (int t = 0; t < threads; t++)
-        works[t] = (struct Work){q, k, v, sinks, out, scores + t * keys, tokens, heads, kv_heads, keys, dim, window,
+        works[t] = (struct Work){q, k, v, sinks, slopes, out, scores + t * keys, tokens, heads, kv_heads, keys, dim,
+                                 window, block, local, stride, step, first_head,
                                  all * t / threads, all * (t + 1) / threads, scale, softcap};
     // Where no thread can be had, its part is computed here.
     for (int t = 1; t < threads; t++) made[t] = pthread_create(&helpers[t], 0, part, &works[t]) == 0;

@@ -51,7 +51,10 @@ class Tags:
 class TagReasoningParser(OutputParser):
     """Reasoning between tags at the beginning of an answer."""
 
-    SPECIAL: ClassVar = ("<think>", "</think>", "[THINK]", "[/THINK]")
+    SPECIAL: ClassVar = (
+        "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
+        "<|START_THINKING|>", "<|END_THINKING|>",
+    )  # fmt: skip
 
     def __init__(self, tags: Tags, opened: Opened) -> None:
         self._tags = tags
@@ -94,5 +97,8 @@ REASONING_PARSERS: Mapping[str, Tags | None] = {
     "qwen3": THINK,
     "glm45": THINK,
     "mistral": Tags("[THINK]", "[/THINK]"),
+    "granite": Tags("Here is my thought process:", "Here is my response:"),
+    "cohere": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "seed_oss": Tags("<seed:think>", "</seed:think>"),
     **dict.fromkeys(HARMONY_NAMES),
 }

@@ -47,27 +47,47 @@ def reference_logits(
     hidden = table[tokens].float() * spec.embedding_multiplier
     if weights.positions is not None:
         hidden = hidden + weights.positions[: len(ids)].float()
+    if weights.embed_norm is not None:
+        hidden = _norm(spec, hidden, weights.embed_norm, weights.embed_norm_bias)
     tables: dict[RopeSpec, Tensor] = {}
     for index, layer in enumerate(weights.layers):
         rope = spec.rope_of(index)
         if rope not in tables:
             tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
-        hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index]).to(rounded).float()
+        bias = _bias(spec, index, len(ids)).to(device)
+        hidden = _layer(spec, layer, hidden, tables[rope], bias).to(rounded).float()
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     read = as_read(hidden, weights.head)
     rows = [read @ part.float().t() for part in parts_of(weights.head, HEAD_ROWS)]
     logits = torch.cat(rows, dim=1)
     if weights.head_bias is not None:
         logits = logits + weights.head_bias.float()
-    return _capped(logits * spec.logit_scale, spec.logit_softcap)
+    logits = _capped(logits * spec.logit_scale, spec.logit_softcap)
+    logits[:, list(spec.unused_tokens)] = float("-inf")
+    return logits
 
 
-def _layer(spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, window: int) -> Tensor:
+def _bias(spec: ModelSpec, index: int, count: int) -> Tensor:
+    """What is added to the scores of a layer, by head, query and key, `[heads or 1, count, count]`: −∞ where unseen."""
+    at = torch.arange(count)
+    behind = at[:, None] - at[None, :]
+    seen = (behind >= 0)[None]
+    if window := spec.windows[index]:
+        seen = seen & (behind < window)
+    if spec.sparse is not None and index in spec.sparse.layers:
+        block, head = at // spec.sparse.block, torch.arange(spec.heads)[:, None, None]
+        strided = (block[None, None, :] + 1 + head * spec.sparse.step) % spec.sparse.stride == 0
+        seen = seen & (strided | (block[:, None] - block[None, :] < spec.sparse.local))
+    distance = torch.tensor(spec.slopes or (0.0,))[:, None, None] * -behind
+    return distance.masked_fill(~seen, float("-inf"))
+
+
+def _layer(spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     """The residual stream after one layer."""
     scale, read = spec.residual_multiplier, _norm(spec, hidden, layer.input_norm, layer.input_norm_bias)
     if layer.qkv is None:
         return hidden + scale * _feed_forward(spec, layer, read)
-    attended = _attention(spec, layer, read, table, window)
+    attended = _attention(spec, layer, read, table, bias)
     if not layer.feeds:
         return hidden + scale * attended
     if spec.parallel:
@@ -126,7 +146,7 @@ def _normed_heads(spec: ModelSpec, heads: Tensor, weight: Tensor | None) -> Tens
     return _rms(heads, weight, spec.eps)
 
 
-def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, window: int) -> Tensor:
+def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, bias: Tensor) -> Tensor:
     count = x.shape[0]
     assert layer.qkv is not None, "a layer that feeds forward alone attends to nothing"
     assert layer.output is not None, "a layer that feeds forward alone attends to nothing"
@@ -145,14 +165,10 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
     group = spec.heads // spec.kv_heads
     q, k = (_rotate(each, table, spec.rope.interleaved) for each in (q, k))
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    at = torch.arange(count, device=x.device)
-    seen = at[None, :] <= at[:, None]
-    if window:
-        seen &= at[:, None] - at[None, :] < window
     heads = []
     for head in range(spec.heads):
         scores = _capped((q[:, head] @ k[:, head].t()) * spec.attention_scale, spec.attention_softcap)
-        scores = scores.masked_fill(~seen, float("-inf"))
+        scores = scores + bias[head % len(bias)]
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks[head].expand(count, 1)), dim=1)
         heads.append(torch.softmax(scores, dim=-1)[:, :count] @ v[:, head])
@@ -174,6 +190,10 @@ def _dense(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
     if not spec.gated:
         return _linear(_activate(spec, both), layer.down, layer.down_bias)
     gate, up = both.chunk(2, dim=-1)
+    if spec.activation == "clamped_gelu":
+        most = spec.activation_limit or float("inf")
+        gate, up = gate.clamp(max=most), up.clamp(-most, most)
+        return _linear(gate / (1 + torch.exp(-1.702 * gate)) * (1 + up), layer.down, layer.down_bias)
     return _linear(_activate(spec, gate) * up, layer.down, layer.down_bias)
 
 

@@ -19,7 +19,10 @@ def rotations(rope: RopeSpec, count: int, longest: int, device: torch.device) ->
     """Cos, then sin, of positions `0 … count - 1` of a model run up to `longest`: `[count, rope.dim]` fp32."""
     turning = [_radians(rope, pair, longest) for pair in range(rope.dim // 2)]
     angles = torch.arange(count, dtype=torch.float64)[:, None] * torch.tensor(turning, dtype=torch.float64)
-    return (torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor).float().to(device)
+    factor = rope.attention_factor
+    if rope.short_attention_factor and longest <= rope.original_max_position:
+        factor = rope.short_attention_factor
+    return (torch.cat((angles.cos(), angles.sin()), dim=1) * factor).float().to(device)
 
 
 def _radians(rope: RopeSpec, pair: int, longest: int) -> float:

@@ -20,6 +20,7 @@ from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -64,6 +65,7 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
     spec = _gates_apart(spec, checkpoint, row)
+    named = replace(spec, checkpoint=checkpoint)
     for parameter in spec.parameters():
         if parameter.role is Role.LATENT and isinstance(checkpoint, Int8Checkpoint):
             raise ModelError(
@@ -73,7 +75,7 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             )
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
-            names = row.names_of(spec, field)
+            names = row.names_of(named, field)
             if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
@@ -82,11 +84,18 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
             spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
             modules = [f"{row.layers}{layer}.{name}" for name in spoken]
-            if left_dense(checkpoint, parameter.name, modules):
+            if left_dense(checkpoint, parameter.name, modules) or _is_widened(checkpoint, parameter):
                 dense.append(parameter.name)
             elif parameter.role is Role.EXPERTS:
                 _check_experts(checkpoint, parameter)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
+
+
+def _is_widened(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> bool:
+    """Whether a parameter becomes 16 bits when it is loaded, because no kernel multiplies what the checkpoint has."""
+    if not isinstance(checkpoint, IntegerCheckpoint):
+        return False
+    return parameter.role is Role.EXPERTS and checkpoint.scheme.widens_experts
 
 
 def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:

@@ -1,5 +1,5 @@
 """Rows with layer norms: those whose attention and feed-forward read the same stream (Phi, GPT-NeoX, Cohere, StableLM),
-and those with a feed-forward that has no gate (GPT-2, Nemotron, StarCoder 2).
+those with a feed-forward that has no gate (GPT-2, Nemotron, StarCoder 2), and Phi-3-small.
 
 Invariants: pure; a setting that changes the result is read or refused.
 Knows nothing of tensors beyond their names.
@@ -13,8 +13,17 @@ from typing import Any
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.reading import every, read_base, read_layer_types, refuse
-from stoker_runtime.models.architectures.row import LAYER_NAMES, TOP_NAMES, UP_ALONE, Architecture, Names, Stored, one
+from stoker_runtime.models.architectures.row import (
+    LAYER_NAMES,
+    TOP_NAMES,
+    UP_ALONE,
+    Architecture,
+    Stored,
+    one,
+    with_biases,
+)
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
+from stoker_runtime.models.layer_specs.sparse_spec import SparseSpec
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 
 
@@ -113,10 +122,56 @@ def _gpt2(config: Mapping[str, Any]) -> ModelSpec:
     )  # fmt: skip
 
 
-def _with_biases(names: Mapping[str, tuple[str, str]]) -> dict[str, Names]:
-    """A matrix's names, and those of its bias, from their beginnings."""
-    found = {field: one(f"{hf}.weight", f"{gguf}.weight") for field, (hf, gguf) in names.items()}
-    return found | {f"{field}_bias": one(f"{hf}.bias", f"{gguf}.bias") for field, (hf, gguf) in names.items()}
+def _phi3_small(config: Mapping[str, Any]) -> ModelSpec:
+    """Scaled for width (muP), with a gelu of bounded values, and attention to blocks in all layers but each n-th."""
+    if config["hidden_act"] != "gegelu":
+        raise ModelError(f"hidden_act is {config['hidden_act']!r}; of Phi-3-small only gegelu is supported.",
+                         param="hidden_act")  # fmt: skip
+    stretched = float(config["rope_position_scale"])
+    scaling = {"rope_type": "linear", "factor": stretched} if stretched != 1.0 else None
+    common = {
+        "intermediate_size": config["ff_intermediate_size"],
+        "rope_theta": config["rope_embedding_base"],
+        "rope_scaling": config.get("rope_scaling") or scaling,
+        "hidden_act": "silu",
+    }
+    spec = read_base({**config, **common}, eps="layer_norm_epsilon")
+    scale = float(config["mup_attn_multiplier"]) / spec.head_dim if config["mup_use_scaling"] else 0.0
+    return replace(
+        spec,
+        rope=_by_length(spec.rope, config.get("rope_scaling") or {}), sparse=_sparse(config, spec),
+        activation="clamped_gelu", activation_limit=float(config.get("gegelu_limit") or 0.0),
+        norm=Norm.LAYER, norm_bias=True, qkv_bias=True, output_bias=True, ffn_bias=True,
+        embedding_multiplier=float(config.get("mup_embedding_multiplier") or 1.0), attention_multiplier=scale,
+        logit_scale=1.0 / float(config.get("mup_width_multiplier") or 1.0),
+        unused_tokens=tuple(int(each) for each in config.get("dummy_token_indices") or ()),
+    )  # fmt: skip
+
+
+def _by_length(rope: RopeSpec, scaling: Mapping[str, Any]) -> RopeSpec:
+    """`rope` with the factors of cos and sin that the configuration states for long contexts and for short ones."""
+    if rope.kind != "longrope":
+        return rope
+    long, short = (float(scaling.get(key) or rope.attention_factor) for key in ("long_mscale", "short_mscale"))
+    return replace(rope, attention_factor=long, short_attention_factor=short)
+
+
+def _sparse(config: Mapping[str, Any], spec: ModelSpec) -> SparseSpec | None:
+    """The layers that attend to blocks: of each head's columns of them one lies beside the next head's, unless told."""
+    period, stride = int(config.get("dense_attention_every_n_layers") or 0), int(config["blocksparse_vert_stride"])
+    layers = frozenset(layer for layer in range(spec.num_layers) if not period or (layer + 1) % period)
+    block, local = int(config["blocksparse_block_size"]), int(config["blocksparse_num_local_blocks"])
+    if block < 16 or block & (block - 1):
+        raise ModelError(
+            f"blocksparse_block_size is {block}; kernels take powers of two from 16 on.", param="blocksparse_block_size"
+        )
+    if local < 1 or stride < 1:
+        raise ModelError(
+            f"blocksparse_num_local_blocks is {local} and blocksparse_vert_stride {stride}; both must be positive.",
+            param="blocksparse_num_local_blocks" if local < 1 else "blocksparse_vert_stride",
+        )
+    step = 0 if config.get("blocksparse_homo_head_pattern") else max(1, stride // spec.heads)
+    return SparseSpec(layers, block, local, stride, step) if layers else None
 
 
 _PHI_TOP = {
@@ -124,13 +179,21 @@ _PHI_TOP = {
     "final_norm": one("model.final_layernorm.weight", "output_norm.weight"),
     "final_norm_bias": one("model.final_layernorm.bias", "output_norm.bias"),
 }
-_PHI_NAMES = LAYER_NAMES | _with_biases(
+_PHI_NAMES = LAYER_NAMES | with_biases(
     {
         "output": ("self_attn.dense", "attn_output"),
         "gate_up": ("mlp.fc1", "ffn_up"),
         "down": ("mlp.fc2", "ffn_down"),
     }
 )
+_PHI3_SMALL_NAMES = {
+    **LAYER_NAMES,
+    **with_biases({"output": ("self_attn.dense", "attn_output")}),
+    "qkv": one("self_attn.query_key_value.weight", stored=Stored.GROUPED),
+    "qkv_bias": one("self_attn.query_key_value.bias", stored=Stored.GROUPED),
+    "gate_up": one("mlp.up_proj.weight", stored=Stored.PAIRED),
+    "gate_up_bias": one("mlp.up_proj.bias", stored=Stored.PAIRED),
+}
 _NEOX_TOP = {
     "embed": one("gpt_neox.embed_in.weight", "token_embd.weight"),
     "final_norm": one("gpt_neox.final_layer_norm.weight", "output_norm.weight"),
@@ -139,7 +202,7 @@ _NEOX_TOP = {
 }
 _NEOX_NAMES = {
     **LAYER_NAMES,
-    **_with_biases({
+    **with_biases({
         "output": ("attention.dense", "attn_output"),
         "gate_up": ("mlp.dense_h_to_4h", "ffn_up"),
         "down": ("mlp.dense_4h_to_h", "ffn_down"),
@@ -152,7 +215,7 @@ _STABLELM_NAMES = {
     "q_norm": one("self_attn.q_layernorm.norms.{head}.weight", "attn_q_norm.weight", stored=Stored.BY_HEAD),
     "k_norm": one("self_attn.k_layernorm.norms.{head}.weight", "attn_k_norm.weight", stored=Stored.BY_HEAD),
 }
-_STARCODER2_NAMES = LAYER_NAMES | _with_biases({"gate_up": ("mlp.c_fc", "ffn_up"), "down": ("mlp.c_proj", "ffn_down")})
+_STARCODER2_NAMES = LAYER_NAMES | with_biases({"gate_up": ("mlp.c_fc", "ffn_up"), "down": ("mlp.c_proj", "ffn_down")})
 _GPT2_TOP = {
     "embed": one("transformer.wte.weight", "token_embd.weight"),
     "positions": one("transformer.wpe.weight", "position_embd.weight"),
@@ -167,8 +230,8 @@ _GPT2_LINEARS = {
     "down": ("mlp.c_proj", "ffn_down"),
 }
 _GPT2_NAMES = {
-    **_with_biases({"input_norm": ("ln_1", "attn_norm"), "ffn_norm": ("ln_2", "ffn_norm")}),
-    **_with_biases(_GPT2_LINEARS),
+    **with_biases({"input_norm": ("ln_1", "attn_norm"), "ffn_norm": ("ln_2", "ffn_norm")}),
+    **with_biases(_GPT2_LINEARS),
     **{name: one(f"{hf}.weight", f"{gguf}.weight", Stored.COLUMNS) for name, (hf, gguf) in _GPT2_LINEARS.items()},
 }
 _COHERE_DEFAULTS = {
@@ -185,6 +248,17 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         | {"partial_rotary_factor": 0.5},
         top_names=_PHI_TOP,
         layer_names=_PHI_NAMES,
+    ),
+    "Phi3SmallForCausalLM": Architecture(
+        _phi3_small,
+        {"max_position_embeddings": 8192, "layer_norm_epsilon": 1e-5, "hidden_act": "gegelu", "gegelu_limit": 20.0}
+        | {"rope_embedding_base": 1e6, "rope_position_scale": 1.0, "tie_word_embeddings": True}
+        | {"mup_use_scaling": True, "mup_attn_multiplier": 1.0, "mup_embedding_multiplier": 10.0}
+        | {"mup_width_multiplier": 8.0, "dense_attention_every_n_layers": 2, "blocksparse_block_size": 64}
+        | {"blocksparse_num_local_blocks": 16, "blocksparse_vert_stride": 8},
+        top_names=_PHI_TOP,
+        layer_names=_PHI3_SMALL_NAMES,
+        ignored=r"model\.layers\.\d+\.self_attn\.(rotary_emb\.inv_freq|_blocksparse_layer\..*)",
     ),
     "GPTNeoXForCausalLM": Architecture(
         _neox,

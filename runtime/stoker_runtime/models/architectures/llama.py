@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.alibi import alibi_slopes
 from stoker_runtime.models.architectures.reading import FULL, SLIDING, read_base, read_layer_types
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
@@ -24,6 +24,7 @@ from stoker_runtime.models.architectures.row import (
     Stored,
     one,
 )
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 
@@ -50,7 +51,7 @@ def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm.HEAD, windows=windows)
 
 
-def _text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the text model of one that sees: beside its vision's, or in an object of their own."""
     text = config.get("text_config") or {}
     above = {key: config[key] for key in ("architectures", "tie_word_embeddings") if config.get(key) is not None}
@@ -58,11 +59,11 @@ def _text_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2_vl(config: Mapping[str, Any]) -> ModelSpec:
-    return _qwen2(_text_of(config))
+    return _qwen2(text_of(config))
 
 
 def _qwen3_vl(config: Mapping[str, Any]) -> ModelSpec:
-    return _qwen3(_text_of(config))
+    return _qwen3(text_of(config))
 
 
 def qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -134,12 +135,14 @@ def _exaone(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _baichuan(config: Mapping[str, Any]) -> ModelSpec:
-    """The 7B models, which rotate. Those of 13B have ALiBi, and the second generation norms its output head."""
-    if "max_position_embeddings" not in config:
-        raise ModelError("Baichuan of 13B has ALiBi for positions, which is not supported.", param="model")
-    if int(config["vocab_size"]) == BAICHUAN2_VOCAB:
-        raise ModelError("Baichuan 2 norms the rows of its output head, which is not supported.", param="model")
-    return read_base(config)
+    """Models of 7B rotate; those of 13B, which state no longest context but a trained one, have slopes. The second
+    generation norms the rows of its output head: its loss, or its vocabulary, tells it.
+    """
+    normed = "z_loss_weight" in config or int(config["vocab_size"]) == BAICHUAN2_VOCAB
+    if config.get("max_position_embeddings"):
+        return replace(read_base(config), normed_head=normed)
+    spec = read_base({**config, "max_position_embeddings": config["model_max_length"]})
+    return replace(spec, rope=RopeSpec(dim=0), slopes=alibi_slopes(spec.heads), normed_head=normed)
 
 
 def _arcee(config: Mapping[str, Any]) -> ModelSpec:
@@ -217,10 +220,17 @@ _EXAONE_NAMES = {
 }
 
 # What sees is left out. Its names, and those of the text model, begin otherwise in files of newer making.
-_SEEING: dict[str, Any] = {
+SEEING: dict[str, Any] = {
     "ignored": r"visual\..*",
     "renamed": (("model.language_model.", "model."), ("model.visual.", "visual.")),
 }
+
+_BAICHUAN = Architecture(
+    _baichuan,
+    gguf_interleaved=True,
+    layer_names={**LAYER_NAMES, "qkv": Names(("self_attn.W_pack.weight",), _GGUF["qkv"])},
+    ignored=r"model\.(layers\.\d+\.self_attn\.rotary_emb\.inv_freq|future_mask|alibi_mask)",
+)
 
 LLAMA_ROWS: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, {"max_position_embeddings": 2048}, gguf_interleaved=True),
@@ -230,12 +240,12 @@ LLAMA_ROWS: dict[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(_qwen2, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen3ForCausalLM": Architecture(_qwen3, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen2VLForConditionalGeneration": Architecture(
-        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **_SEEING
+        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **SEEING
     ),
     "Qwen2_5_VLForConditionalGeneration": Architecture(
-        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **_SEEING
+        _qwen2_vl, {"max_position_embeddings": 32768, "max_window_layers": 28}, **SEEING
     ),
-    "Qwen3VLForConditionalGeneration": Architecture(_qwen3_vl, {"max_position_embeddings": 128000}, **_SEEING),
+    "Qwen3VLForConditionalGeneration": Architecture(_qwen3_vl, {"max_position_embeddings": 128000}, **SEEING),
     "Phi3ForCausalLM": Architecture(
         _phi3, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, layer_names=_PHI3_NAMES
     ),
@@ -267,11 +277,8 @@ LLAMA_ROWS: dict[str, Architecture] = {
         | {"dim_model_base": 1},
         gguf_interleaved=True,
     ),
-    "BaichuanForCausalLM": Architecture(
-        _baichuan,
-        gguf_interleaved=True,
-        layer_names={**LAYER_NAMES, "qkv": Names(("self_attn.W_pack.weight",), _GGUF["qkv"])},
-    ),
+    "BaichuanForCausalLM": _BAICHUAN,
+    "BaiChuanForCausalLM": _BAICHUAN,
     "ExaoneForCausalLM": Architecture(
         _exaone,
         {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "silu"},

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.llama import granite, qwen_windows
+from stoker_runtime.models.architectures.llama import SEEING, granite, qwen_windows, text_of
 from stoker_runtime.models.architectures.reading import every, read_base, read_layer_types, refuse
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
@@ -79,6 +79,10 @@ def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     windows = (window,) * spec.num_layers
     return replace(spec, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm.HEAD, windows=windows, moe=moe)
+
+
+def _qwen3_vl(config: Mapping[str, Any]) -> ModelSpec:
+    return _qwen3(text_of(config))
 
 
 def _mixtral(config: Mapping[str, Any]) -> ModelSpec:
@@ -223,6 +227,14 @@ QWEN2_MOE_NAMES = {
     **_shared("mlp.shared_expert"),
     "shared_gate": one("mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
 }
+# Where they are not quantized, one tensor for all experts, turned.
+_QWEN3_VL_NAMES = {
+    **LAYER_NAMES,
+    **_PROJECTIONS,
+    **{f"{name}_quantized": _PROJECTIONS[name] for name in ("experts_gate_up", "experts_down")},
+    "experts_gate_up": Names(("mlp.experts.gate_up_proj",), GGUF_GATE_UP, Stored.STACKED_HALVES),
+    "experts_down": Names(("mlp.experts.down_proj",), GGUF_DOWN, Stored.STACKED_HALVES),
+}
 _GRANITE_NAMES = {
     **LAYER_NAMES,
     "router": one("block_sparse_moe.router.layer.weight", GGUF_ROUTER),
@@ -275,6 +287,9 @@ def _row(
 MOE_ROWS: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": _row(_qwen2, QWEN2_MOE_NAMES, max_position_embeddings=32768, max_window_layers=28),
     "Qwen3MoeForCausalLM": _row(_qwen3, {**LAYER_NAMES, **_PROJECTIONS}, max_position_embeddings=32768),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(
+        _qwen3_vl, {"max_position_embeddings": 128000, "norm_topk_prob": True}, layer_names=_QWEN3_VL_NAMES, **SEEING
+    ),
     "MixtralForCausalLM": _row(
         _mixtral, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
         num_local_experts=8, num_experts_per_tok=2, gguf_interleaved=True,

@@ -17,18 +17,26 @@ from stoker_runtime.models.spec import ModelSpec
 class Stored(StrEnum):
     """How a Hugging Face checkpoint lays out a final tensor's pieces: their rows one after the other; a tensor for each
     head, whose number stands in the name for {head}; or columns for rows, as GPT-2's Conv1D; or in groups of rows, of
-    which each has a part of several pieces, as merged Q, K and V of one KV head (`models/grouped_rows.py`). Of experts:
+    which each has a part of several pieces, as merged Q, K and V of one KV head (`models/grouped_rows.py`); or in pairs
+    of rows, of gate and of up in turn. Of experts:
     tensors for each, whose number stands for {expert}; one tensor for all, [E, rows, columns]; or [E, columns, rows],
-    gate and up taking turns.
+    gate and up taking turns, or one behind the other, unless its shape says that rows are rows.
     """
 
     ROWS = "rows"
     BY_HEAD = "by_head"
     COLUMNS = "columns"
     GROUPED = "grouped"
+    PAIRED = "paired"
     BY_EXPERT = "by_expert"
     STACKED = "stacked"
     STACKED_COLUMNS = "stacked_columns"
+    STACKED_HALVES = "stacked_halves"
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether there is one tensor for all experts."""
+        return self in (Stored.STACKED, Stored.STACKED_COLUMNS, Stored.STACKED_HALVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,12 @@ def _projections(hf: str, gguf: str, suffix: str, *parts: tuple[str, str]) -> Na
         tuple(f"{hf}.{name}_proj.{suffix}" for name, _ in parts),
         tuple(f"{gguf}_{name}.{suffix}" for _, name in parts),
     )
+
+
+def with_biases(names: Mapping[str, tuple[str, str]]) -> dict[str, Names]:
+    """A matrix's names, and those of its bias, from their beginnings."""
+    found = {field: one(f"{hf}.weight", f"{gguf}.weight") for field, (hf, gguf) in names.items()}
+    return found | {f"{field}_bias": one(f"{hf}.bias", f"{gguf}.bias") for field, (hf, gguf) in names.items()}
 
 
 _QKV = (("q", "q"), ("k", "k"), ("v", "v"))
@@ -118,9 +132,15 @@ class Architecture:
     renamed: tuple[tuple[str, str], ...] = ()
 
     def names_of(self, spec: ModelSpec, field: str) -> Names:
-        """What a tensor of a layer is called: the first projection by whether it narrows queries, or has gates."""
+        """What a tensor of a layer is called: the first projection by whether it narrows queries, or has gates; norms
+        by whether two read the same stream; some experts by whether the checkpoint is quantized.
+        """
+        if spec.checkpoint is not None and f"{field}_quantized" in self.layer_names:
+            field = f"{field}_quantized"
         if field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank:
             field = "qkv_unnarrowed"
+        if spec.parallel and not spec.shared_norm and f"{field}_apart" in self.layer_names:
+            field = f"{field}_apart"
         if field == "state_in" and spec.recurrent is not None and spec.recurrent.gates_apart:
             field = "state_in_alone"
         return self.layer_names[field]

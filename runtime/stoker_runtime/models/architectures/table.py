@@ -5,6 +5,7 @@ Knows nothing of how a row is read: that is in the module of its family.
 
 from __future__ import annotations
 
+from stoker_runtime.models.architectures.alibi import ALIBI_ROWS
 from stoker_runtime.models.architectures.heads import HEAD_ROWS
 from stoker_runtime.models.architectures.hybrid import HYBRID_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
@@ -21,21 +22,24 @@ ARCHITECTURES: dict[str, Architecture] = {
     **MOE_ROWS,
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
+    **ALIBI_ROWS,
 }
 ROWS: dict[str, Architecture] = {**ARCHITECTURES, **HEAD_ROWS}
 """Besides, the heads that draft beside a model, and are none by themselves."""
 
 REFUSED = {
-    "Phi3SmallForCausalLM": "its attention is block-sparse, which no kernel here computes; Phi-3 mini and medium work",
-    "Qwen3VLMoeForConditionalGeneration": "gate and up of its experts lie in one tensor by columns; Qwen3-VL's dense "
-    "models work",
+    "Gemma3nForConditionalGeneration": "its layers keep several residual streams; Gemma 3 works",
+    "Llama4ForConditionalGeneration": "its layers attend within chunks and scale queries by position; Llama 3 works",
+    "MambaForCausalLM": "its states are of Mamba's first generation; models with Mamba-2 layers work",
 }
 """What people ask for and no row can say yet, each with its reason."""
 
 # For people, in docs/reference/models.md.
 MODELS = {
     "ArceeForCausalLM": "Arcee AFM",
-    "BaichuanForCausalLM": "Baichuan 7B of the first generation",
+    "BaiChuanForCausalLM": "Baichuan 7B of the first generation",
+    "BaichuanForCausalLM": "Baichuan 13B, Baichuan 2 7B and 13B",
+    "BloomForCausalLM": "BLOOM and BLOOMZ, 560M to 176B",
     "Cohere2ForCausalLM": "Command R7B, Command A",
     "CohereForCausalLM": "Command-R, Command-R+, Aya 23 and Expanse",
     "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
@@ -45,6 +49,7 @@ MODELS = {
     "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2",
     "GPTNeoXForCausalLM": "Pythia, GPT-NeoX-20B, Dolly 2, RedPajama-INCITE",
+    "FalconForCausalLM": "Falcon RW 1B and 7B, Falcon 7B, 40B and 180B, Falcon 2 11B",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 1B and 270M",
     "Gemma3ForConditionalGeneration": "Gemma 3 4B, 12B and 27B, MedGemma; text alone",
@@ -63,13 +68,16 @@ MODELS = {
     "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
+    "MPTForCausalLM": "MPT 7B and 30B, as published",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",
+    "MptForCausalLM": "MPT 7B and 30B, as transformers saves them",
     "NemotronForCausalLM": "Nemotron-4 Minitron",
     "NemotronHForCausalLM": "Nemotron-H 4B to 56B, Nemotron Nano v2, Nemotron 3 Nano 30B-A3B and 4B",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
     "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3 mini and medium, Phi-3.5 mini, Phi-4, Phi-4-mini",
+    "Phi3SmallForCausalLM": "Phi-3-small 8K and 128K",
     "PhiForCausalLM": "Phi-1.5, Phi-2",
     "PhimoeForCausalLM": "Phi-3.5-MoE",
     "Qwen2ForCausalLM": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek-R1-Distill-Qwen",
@@ -79,6 +87,7 @@ MODELS = {
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL 2B to 32B, dense; text alone",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL 30B-A3B and 235B-A22B; text alone",
     "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",

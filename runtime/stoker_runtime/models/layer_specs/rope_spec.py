@@ -14,7 +14,8 @@ class RopeSpec:
     """Rotary embedding: the base, the rotated dimensions of a head, and the scaling of its frequencies.
 
     `kind` is default, linear, dynamic, llama3, yarn, longrope or factors (explicit divisors, in `short_factor`).
-    `attention_factor` multiplies cos and sin. `interleaved`: neighbouring dimensions of a head turn together, not those
+    `attention_factor` multiplies cos and sin; `short_attention_factor` (0: the same) where longrope takes its short
+    factors. `interleaved`: neighbouring dimensions of a head turn together, not those
     half of `dim` apart. Fields a kind does not use keep their defaults.
     """
 
@@ -24,6 +25,7 @@ class RopeSpec:
     factor: float = 1.0
     original_max_position: int = 0
     attention_factor: float = 1.0
+    short_attention_factor: float = 0.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

@@ -65,10 +65,17 @@ class IntegerScheme:
         """Columns that rows of experts have whole multiples of."""
         return EXPERTS_BLOCK
 
+    @property
+    def widens_experts(self) -> bool:
+        """Whether experts become 16 bits when they are loaded: of columns in an order of each expert's own, x would
+        have to be ordered anew for each.
+        """
+        return self.order
+
     def experts_problem(self, k: int) -> str | None:
-        """Why experts with rows of `k` columns are not multiplied in this scheme; None: they are."""
-        if self.order:
-            return "columns are ordered by activation (act-order, desc_act), which would order x for each expert"
+        """Why experts with rows of `k` columns are not multiplied in this scheme; None: they are, or are widened."""
+        if self.widens_experts:
+            return None
         for what, size in (("rows", k), ("groups", self.columns(k))):
             if size % EXPERTS_BLOCK:
                 return f"{what} have {size} columns, no whole blocks of {EXPERTS_BLOCK}"

@@ -2,7 +2,8 @@
 read, and laid out as the kernels of the device read them.
 
 Invariants: every such weight has exactly the tensors of its packing, of the shapes that fit, before a byte is moved;
-otherwise a ModelError names the tensor. Reading the next matrix goes on while one is laid out; nothing is dequantized.
+otherwise a ModelError names the tensor. Reading the next matrix goes on while one is laid out; dequantized are those
+alone that no product reads packed.
 Knows nothing of how products are computed.
 """
 
@@ -59,7 +60,8 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
     plan = {}
     for parameter in spec.parameters():
         names = tensor_names(spec, parameter.name, Vocabulary.HF)
-        if parameter.scheme is not None or (parameter.role is Role.LATENT and not _is_plain(entries.get(names[0]))):
+        may_widen = parameter.role in (Role.LATENT, Role.EXPERTS)
+        if parameter.scheme is not None or (may_widen and not _is_plain(entries.get(names[0]))):
             pieces, row = [], 0
             grouped = _groups(spec, parameter.name)
             counts = [each.rows for each in grouped] if grouped else piece_rows(spec, parameter, len(names))
@@ -67,7 +69,7 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
                 module = name.removesuffix(".weight")
                 pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
                 row += rows
-            _check_values(checkpoint, pieces)
+            _check_values(checkpoint, pieces, one_order=parameter.role is not Role.EXPERTS)
             plan[parameter.name] = tuple(pieces)
     return plan
 
@@ -136,9 +138,9 @@ def _route(
     return PackedRoute(module, row, shape[0], found)
 
 
-def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute]) -> None:
-    """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or not that
-    of the matrices beside it, and for a factor that is no finite number above zero.
+def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute], *, one_order: bool) -> None:
+    """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or, of
+    `one_order`, not that of the matrices beside it, and for a factor that is no finite number above zero.
     """
     if isinstance(checkpoint, Fp4Checkpoint):
         for piece in pieces:
@@ -151,7 +153,7 @@ def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute]) -> No
         for entry in (piece.entries[suffix] for suffix in ("g_idx", "weight_g_idx") if suffix in piece.entries):
             groups = read_bytes(entry).view(READABLE_DTYPES[entry.encoding])
             orders.append(integer_files.column_order(groups, checkpoint.scheme, piece.module))
-    for piece, order in zip(pieces[1:], orders[1:], strict=False):
+    for piece, order in zip(pieces[1:], orders[1:] if one_order else (), strict=False):
         if not torch.equal(order, orders[0]):
             raise ModelError(
                 f"{pieces[0].module} and {piece.module} are one matrix here, but their g_idx differ: quantize them "
@@ -249,7 +251,9 @@ def _store(
 def _widen(
     target: Tensor, checkpoint: PackedCheckpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
 ) -> None:
-    """What widens latents, which both ways to attend read head by head, in 16 bits."""
+    """In 16 bits what widens latents, which both ways to attend read head by head, and experts with orders of their
+    own.
+    """
     for route, tensors in zip(routes, read, strict=True):
         if isinstance(checkpoint, Fp4Checkpoint):
             values = fp4_files.values(checkpoint, tensors)

@@ -13,10 +13,11 @@ from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser
 from stoker_runtime.api.tools.parsers.glm import GlmParser
 from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools.parsers.hermes import HermesParser
+from stoker_runtime.api.tools.parsers.listed import CohereParser, GraniteParser, NemotronParser, Phi4MiniParser
 from stoker_runtime.api.tools.parsers.llama import LlamaParser
 from stoker_runtime.api.tools.parsers.mistral import MistralParser
 from stoker_runtime.api.tools.parsers.pythonic import PythonicParser
-from stoker_runtime.api.tools.parsers.qwen_coder import QwenCoderParser
+from stoker_runtime.api.tools.parsers.qwen_coder import QwenCoderParser, SeedParser
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesParser,
@@ -32,6 +33,11 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v31": DeepSeekParser,
     "glm45": GlmParser,
     "glm47": GlmParser,
+    "granite": GraniteParser,
+    "phi4_mini_json": Phi4MiniParser,
+    "nemotron_json": NemotronParser,
+    "cohere": CohereParser,
+    "seed_oss": SeedParser,
     "openai": HarmonyParser,
     "gpt_oss": HarmonyParser,
 }

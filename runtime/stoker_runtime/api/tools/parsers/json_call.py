@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from stoker_runtime.api.tools.parsers.base import ToolParser, speakable
 from stoker_runtime.api.tools.parsers.text_input import SPACE, Sink, Steps
@@ -19,8 +19,6 @@ _OUTSIDE = re.compile(r'[^"{}\[\]<]+')
 _INSIDE = re.compile(r'[^"\\]+')
 _SCALAR = re.compile(r'[^\s,{}\[\]<"]+')
 _CONTROL = {at: f"\\u{at:04x}" for at in range(0x20)} | {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
-# What may stand in a call besides its name and arguments; any other key before the arguments means that it is none.
-_OTHER_KEYS = frozenset({"id", "type", "index"})
 ARGUMENT_KEYS = ("arguments", "parameters")
 EMPTY = "{}"
 
@@ -34,7 +32,14 @@ def loads(text: str) -> Any:
 
 
 class JsonCallParser(ToolParser):
-    """A parser whose calls hold JSON."""
+    """A parser whose calls hold JSON.
+
+    `OTHER_KEYS` may stand in a call besides its name and arguments; any else before the arguments means that it is
+    none.
+    """
+
+    NAME_KEY: ClassVar[str] = "name"
+    OTHER_KEYS: ClassVar[frozenset[str]] = frozenset({"id", "type", "index"})
 
     def _json_string(self, sink: Sink) -> Steps[None]:
         """Pass on a string with its quotes; the next character must be the first of them."""
@@ -102,9 +107,9 @@ class JsonCallParser(ToolParser):
                 source.take()
                 continue
             key = yield from self._key()
-            if not key or (not started and key not in ("name", *ARGUMENT_KEYS, *_OTHER_KEYS)):
+            if not key or (not started and key not in (self.NAME_KEY, *ARGUMENT_KEYS, *self.OTHER_KEYS)):
                 return started
-            if key == "name" and not started:
+            if key == self.NAME_KEY and not started:
                 name = yield from self._decoded()
                 if not name:
                     return False
