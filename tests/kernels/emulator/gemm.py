@@ -26,8 +26,9 @@ SOURCES = (
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "silu.cuh", "sm90_chunk.cuh"),
 )
 ADAPTED_SOURCES = (
-    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_lora_shrink.cu"),
-    *("sm90_gemm_cluster.cuh", "cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
+    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_gemm_multicast_adapted.cu"),
+    *("sm90_bf16_lora_shrink.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
+    *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
     *("silu.cuh", "sm90_chunk.cuh"),
 )
 
@@ -53,6 +54,7 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
     """The library of adapted.cpp; skips the test where there is no g++."""
     compiled = compile_emulated(ADAPTED_SOURCES, "adapted.cpp", folder)
     assert compiled.adapter_arguments_size() == ctypes.sizeof(adapted.AdapterArguments)
+    assert compiled.pair_list_bytes() == small.PAIR_LIST_BYTES
     assert compiled.shrink_arguments_size() == ctypes.sizeof(cluster_shrink.ShrinkArguments)
     return compiled
 

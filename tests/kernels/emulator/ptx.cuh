@@ -115,6 +115,7 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
   }
 }
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
 template <typename Convert>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Convert convert) {
   struct Operands {

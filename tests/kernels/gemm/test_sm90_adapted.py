@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -56,9 +55,10 @@ def run(
     out = torch.full((m, n // 2 if tile.gated else n), torch.nan, dtype=BF16)
     operands = Operands(x, weight, out, bias)
     assert small.refusal(tile, operands) is None
-    assert adapted.refusal(operands, target, step) is None
+    assert adapted.refusal(tile, operands, target, step) is None
     machine.x, machine.out = x, step.scratch
-    adapted.run(replace(tile, adapted=True), operands, target, step)
+    adapted.run(tile, operands, target, step)
+    assert machine.ran.startswith(f"sm90_bf16_gemm_{'gated' if tile.gated else tile.family}_adapted")
     want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
     scratch = torch.empty(lora.scratch_elements(m, slots, max_rank, len(rows), k))
     lora.shrink_lora(x, target, step.plan, scratch, planned=False)
@@ -86,6 +86,27 @@ def test_gated_products_match(adapted_machine: Machine, size: int, chunks: int, 
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster, gated=True)
     run(adapted_machine, tile, 6, 576, (264, 264), slots=5, max_rank=16)
     run(adapted_machine, tile, 3, 576, (264, 264), slots=6, max_rank=24)
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "tokens", "cluster", "gated"),
+    [(64, 2, 16, 3, False), (128, 1, 64, 2, False), (64, 1, 32, 2, True), (128, 1, 64, 1, True)],
+)
+def test_blocks_of_tokens_match(
+    adapted_machine: Machine, size: int, chunks: int, tokens: int, cluster: int, gated: bool
+) -> None:
+    # More pairs than a stage holds, of adapters whose ranks are no sixteens.
+    tile = Tile("cluster", size, chunks, tokens, 2, 1, cluster, gated=gated)
+    rows = (152, 152) if gated else (72, 56, 128)
+    run(adapted_machine, tile, tokens - 5, 448, rows, slots=8, max_rank=16)
+    run(adapted_machine, tile, tokens // 2 + 3, 576, rows, slots=5, max_rank=39)
+
+
+@pytest.mark.parametrize(("size", "share", "split"), [(128, 1, 3), (64, 2, 2), (64, 4, 1)])
+def test_parts_of_k_share_the_pairs(adapted_machine: Machine, size: int, share: int, split: int) -> None:
+    tile = Tile("multicast", size, 1, 64, 3, 1, share * split, share=share)
+    run(adapted_machine, tile, 64, 448, (136, 56), slots=8, max_rank=16)
+    run(adapted_machine, tile, 37, 512, (264,), slots=9, max_rank=40)
 
 
 def test_a_wide_input_is_shrunk_in_rounds(adapted_machine: Machine) -> None:
