@@ -30,6 +30,7 @@ from stoker_kernels.lora import (
     shrink_lora,
     shrink_refusal,
     shrink_rows,
+    words_of,
 )
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 
@@ -63,7 +64,7 @@ class AdapterArguments(ctypes.Structure):
     """AdapterArguments of csrc/gemm_adapters.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("shrunk", "of_token", "of_tile", "ranks")),
+        *((name, ctypes.c_void_p) for name in ("shrunk", "of_token", "of_tile", "ranks", "turn", "words")),
         *((name, ctypes.c_int) for name in ("row_ranks", "pieces", "tiles")),
         ("ends", ctypes.c_int * 2),
         ("planned", ctypes.c_int),
@@ -176,6 +177,7 @@ def run(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> None:
     ends = [sum(target.rows[:count]) if count < pieces else _NO_ROW for count in (1, 2)]
     arguments = AdapterArguments(
         shrunk.data_ptr(), step.plan.tokens.data_ptr(), step.plan.adapters.data_ptr(), target.ranks.data_ptr(),
+        step.plan.turn.data_ptr(), cuda.address_of(words_of(target, step)),
         row_ranks(max_rank), pieces, len(step.plan.adapters), (ctypes.c_int * 2)(*ends), int(step.planned),
     )  # fmt: skip
     halves = 2 if tile.gated else 1

@@ -38,7 +38,8 @@ class Launch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
-        *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
+        *((f"{name}{end}", kind) for name in ("x", "out", "words", "shrunk")
+          for end, kind in (("", ctypes.c_void_p), ("_bytes", ctypes.c_int64))),
     ]
 
 
@@ -63,8 +64,9 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
 class Machine:
     """`resident` clusters at once, kernels from `library`, random orders by `seed`.
 
-    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `ran` and
-    `clusters` tell of the last launch.
+    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `words`, where
+    given: those that a product with adapters waits for, while all of `out` is still written, too. `ran` and `clusters`
+    tell of the last launch.
     """
 
     library: ctypes.CDLL
@@ -72,6 +74,7 @@ class Machine:
     seed: int = 0
     x: torch.Tensor | None = None
     out: torch.Tensor | None = None
+    words: torch.Tensor | None = None
     clusters: int = 0
     ran: str = ""
 
@@ -84,9 +87,10 @@ class Machine:
                cluster: int = 1) -> None:  # fmt: skip
         assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
-        tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
-        spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
+        late = self.words is not None and "adapted" in kernel.name
+        tensors = (self.x, None, self.words, self.out) if late else (self.x, self.out, None, None)
+        spaces = [(0, 0) if t is None else (t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
+        launch = Launch(grid, cluster, kernel.threads, self.seed, *(value for space in spaces for value in space))
         kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "": "cluster_gemm"}
         run = getattr(self.library, f"run_{next(kinds[word] for word in kinds if word in kernel.name)}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))

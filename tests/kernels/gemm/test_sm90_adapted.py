@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def run(
     machine: Machine, tile: Tile, m: int, k: int, rows: tuple[int, ...], slots: int, max_rank: int, seed: int = 0
 ) -> torch.Tensor:
     """Run both launches on random operands, and compare with the definition; returns the result."""
-    generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(seed)
+    generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(m * k + max_rank + seed)
     x = torch.randn((m, k), generator=generator).to(BF16)
     n = sum(rows)
     weight = (torch.randn((n, k), generator=generator) * k**-0.5).to(BF16)
@@ -51,12 +52,15 @@ def run(
     target = target_of(generator, slots, max_rank, k, rows)
     tokens = torch.randint(-1, slots, (m,), generator=generator, dtype=torch.int32)
     tokens[0] = 0
-    step = step_of(tokens, target, planned=rng.random() < 0.5)
+    words = torch.zeros(lora.WORDS, dtype=torch.int32) if rng.random() < 0.7 else None
+    target = replace(target, words=words)
+    step = step_of(tokens, target, planned=rng.random() < 0.7)
+    step.plan.turn.fill_(rng.randrange(1, 2**31))
     out = torch.full((m, n // 2 if tile.gated else n), torch.nan, dtype=BF16)
     operands = Operands(x, weight, out, bias)
     assert small.refusal(tile, operands) is None
     assert adapted.refusal(tile, operands, target, step) is None
-    machine.x, machine.out = x, step.scratch
+    machine.x, machine.out, machine.words = x, step.scratch, lora.words_of(target, step)
     adapted.run(tile, operands, target, step)
     assert machine.ran.startswith(f"sm90_bf16_gemm_{'gated' if tile.gated else tile.family}_adapted")
     want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
@@ -68,6 +72,8 @@ def run(
         want = gate * torch.sigmoid(gate) * up
     torch.testing.assert_close(out.float(), want, rtol=2.0**-7, atol=4e-3, equal_nan=True)
     assert not out[(tokens != 1) | (slots == 1)].isnan().any()
+    if machine.words is not None:
+        assert machine.words.tolist() == [*[int(step.plan.turn)] * 2, 0, 0]
     return out
 
 

@@ -19,8 +19,9 @@ struct AdapterTokens;
 struct NoAdapters {
   template <int MT, bool GATED>
   struct Tokens {
-    __device__ Tokens(const NoAdapters&, int, int, PairList*) {}
+    __device__ Tokens(const NoAdapters&, int, PairList*) {}
   };
+  __device__ void wait_for_x() const { grid_dependency_wait(); }
   static constexpr bool present = false;
 };
 
@@ -45,9 +46,16 @@ struct AdapterArguments {
   const int* of_token;          // [m]: the slot of each token, or -1
   const int* of_tile;           // [tiles]: slots in their order, then -1; one may stand several times; at most 32 tiles
   const int* ranks;             // by slot
+  const int* turn;              // what the words hold when they are true
+  const int* words;             // [x has been written][s has been written], or null: wait for the kernel before
   int row_ranks, pieces, tiles;
   int ends[2];  // the first rows of the second and the third piece
-  int planned;  // of_token, of_tile and ranks may be read before the kernel before has ended
+  int planned;  // of_token, of_tile, ranks and turn may be read before the kernel before has ended
+
+  __device__ void wait_for_x() const { words ? wait_for_word(words, *turn) : grid_dependency_wait(); }
+  __device__ void wait_for_s() const {
+    if (words) wait_for_word(words + 1, *turn);
+  }
 };
 
 // A warp writes the list. At most MOST_PAIRS pairs; `rank` of `size` CTAs that share a tile is this one.
@@ -83,11 +91,11 @@ template <int BN, int KC, bool GATED>
 struct PairStage {
   static constexpr int bytes = GATED ? 4096 : BN * 32, most = BN * 128 * KC / bytes;
 
-  // One thread: the pairs of `list` from `at` on, for the tile of this number.
-  __device__ static void load(uint32_t to, uint32_t full, const CUtensorMap& b_map, const PairList& list, int which, int at,
-                              int tile, uint64_t policy) {
-    const int count = min(most, list.count[which] - at);
-    mbarrier_arrive_expect(full, count * bytes);
+  // One thread: the pairs of `list` from `at` on, for the tile of this number, and with the CTA's `first` ones s.
+  __device__ static void load(uint32_t to, uint32_t full, const CUtensorMap& b_map, const AdapterArguments& a, int m,
+                              PairList& list, int which, int at, int tile, bool first, uint64_t policy) {
+    const int count = min(most, list.count[which] - at), s_bytes = m * a.pieces * a.row_ranks * 2;
+    mbarrier_arrive_expect(full, count * bytes + (first ? s_bytes : 0));
     for (int i = 0; i < count; ++i, to += bytes) {
       const int pair = list.pairs[which][at + i];
       if constexpr (GATED) {
@@ -100,6 +108,10 @@ struct PairStage {
         }
       }
     }
+    if (!first) return;
+    a.wait_for_s();
+    proxy_fence_async_global();
+    bulk_load(shared_address(&list + 1), a.shrunk, s_bytes, full, policy_evict_last());
   }
 
   // A warp's 16 rows of a group × 16 ranks of one pair that lies at `from`, zero where there is no rank.
@@ -118,33 +130,20 @@ struct PairStage {
   }
 };
 
-// What the consumers of a CTA know of the step's tokens: whose they are, and s in shared memory, [pieces][MT][row_ranks].
+// What the consumers of a CTA know of the step's tokens: whose they are, and s in shared memory, [m][pieces][row_ranks].
 template <int MT, bool GATED>
 struct AdapterTokens {
   const AdapterArguments& a;
   uint32_t shared;
   int own[MT / 8];  // the slot of token lane / 4 of each block
 
-  // Copies s, which joined() waits for.
-  __device__ AdapterTokens(const AdapterArguments& a_, int m, int threads, PairList* list) : a(a_) {
-    unsigned char* s = reinterpret_cast<unsigned char*>(list + 1);
-    shared = shared_address(s);
+  __device__ AdapterTokens(const AdapterArguments& a_, int m, PairList* list) : a(a_), shared(shared_address(list + 1)) {
+    if (!a.planned) grid_dependency_wait();
 #pragma unroll
     for (int j = 0; j < MT / 8; ++j) {
       const int token = 8 * j + threadIdx.x % 32 / 4;
       own[j] = token < m ? a.of_token[token] : -1;
     }
-    const int of_row = a.row_ranks / 8;  // 16 bytes each
-    for (int i = threadIdx.x; i < m * a.pieces * of_row; i += threads) {
-      const int row = i / of_row, token = row / a.pieces, piece = row % a.pieces, at = i % of_row * 8;
-      copy_async_16(s + ((piece * MT + token) * a.row_ranks + at) * 2, a.shrunk + row * a.row_ranks + at, true);
-    }
-  }
-
-  // Has all threads see s.
-  __device__ void joined(int threads) const {
-    copies_wait();
-    named_barrier(3, threads);
   }
 
   // s of 16 ranks of one piece, as fragments of each block.
@@ -154,7 +153,7 @@ struct AdapterTokens {
     for (int j = 0; j < MT / 8; j += 2) {
       const int token = 8 * (MT > 8 ? j + lane / 16 : 0) + lane % 8;
       uint32_t two[4];
-      ldmatrix_x4(two, shared + ((piece * MT + token) * a.row_ranks + start + lane / 8 % 2 * 8) * 2);
+      ldmatrix_x4(two, shared + ((token * a.pieces + piece) * a.row_ranks + start + lane / 8 % 2 * 8) * 2);
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
         if (j + v / 2 < MT / 8) s[j + v / 2][v % 2] = two[v];

@@ -109,12 +109,12 @@ __device__ __forceinline__ void produce(const ClusterLoads<T, BN, KC, MT, GATED>
 // `produce` with the pairs of each tile behind its k blocks; a whole warp, of which one lane loads.
 template <typename T, int BN, int KC, int MT, bool GATED>
 __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT, GATED>& load, const ClusterSplit& part,
-                                                const ClusterRing<BN, KC, MT>& ring, int stages, const CUtensorMap& b_map,
-                                                const AdapterArguments& adapters) {
+                                                const ClusterRing<BN, KC, MT>& ring, const GemmArguments& g,
+                                                const CUtensorMap& b_map, const AdapterArguments& adapters) {
   using Pairs = PairStage<BN, KC, GATED>;
   const bool issues = threadIdx.x % 32 == 0;
   const ClusterSplit::Segment first = part.segment(0);
-  const int ahead = min(first.end - first.begin, stages);
+  const int stages = g.stages, ahead = min(first.end - first.begin, stages);
   if (issues) {
     for (int i = 0; i < ahead; ++i) load.w(first.tile, first.begin + i, i);
   }
@@ -123,11 +123,12 @@ __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT
   list_pairs(adapters, *ring.list, part.rank, part.size);
   if (!issues) return;
   mbarrier_arrive(ring.listed);
-  grid_dependency_wait();
+  adapters.wait_for_x();
   proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i) load.x(first.begin + i, i);
   int stage = ahead == stages ? 0 : ahead;
   uint32_t parity = ahead == stages ? 0 : 1;  // of the stage's release that allows its next use; there is none before the first
+  bool has_s = false;
   auto next = [&] {
     if (++stage == stages) stage = 0, parity ^= 1;
   };
@@ -141,9 +142,12 @@ __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT
     const int which = i < part.shared;
     for (int at = 0; at < ring.list->count[which]; at += Pairs::most, next()) {
       mbarrier_wait(ring.empty + 8 * stage, parity);
-      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, *ring.list, which, at, segment.tile, load.once);
+      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, adapters, g.m, *ring.list, which, at, segment.tile,
+                  !has_s, load.once);
+      has_s = true;
     }
   }
+  grid_dependency_wait();  // who waits for the end of this grid waits for that of those before
 }
 
 // Sends each block of `acc` to the CTA that sums it and adds what the others sent here, in the order of their ranks.
@@ -185,8 +189,8 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   float acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
-  grid_dependency_wait();
-  typename Adapters::template Tokens<MT, GATED> tokens(adapters, g.m, BN * 2, ring.list);
+  if constexpr (!Adapters::present) grid_dependency_wait();
+  typename Adapters::template Tokens<MT, GATED> tokens(adapters, g.m, ring.list);
   for (int i = 0; i < part.segments(); ++i) {
     const ClusterSplit::Segment segment = part.segment(i);
     const int row = segment.tile * BN + group * GROUP_ROWS;
@@ -217,7 +221,6 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     if constexpr (Adapters::present) {
       using Pairs = PairStage<BN, KC, GATED>;
       mbarrier_wait(ring.listed, 0);
-      if (i == 0) tokens.joined(BN * 2);
       for (int at = 0; at < ring.list->count[!alone]; at += Pairs::most) {
         mbarrier_wait(ring.full + 8 * stage, parity);
         tokens.template add<BN, KC>(*ring.list, !alone, at, ring.w(stage), group, row, g.n, acc);
@@ -274,7 +277,7 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   if (producer) {
     const ClusterLoads<T, BN, KC, MT, GATED> load{w_map, x_map, ring};
     if constexpr (Adapters::present) {
-      produce_adapted<T, BN, KC, MT, GATED>(load, part, ring, g.stages, b_map, adapters);
+      produce_adapted<T, BN, KC, MT, GATED>(load, part, ring, g, b_map, adapters);
     } else if (threadIdx.x % 32 == 0) {
       produce<T, BN, KC, MT, GATED>(load, part, ring, g.stages);
     }

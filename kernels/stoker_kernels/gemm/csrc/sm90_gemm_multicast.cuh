@@ -76,10 +76,11 @@ struct MulticastPart {
 
 template <typename T, int BN, int MT, typename Adapters>
 __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                  const MulticastPart& mine, const MulticastRing<BN, MT>& ring, int stages,
-                                                  const CUtensorMap& b_map, const Adapters& adapters) {
+                                                  const MulticastPart& mine, const MulticastRing<BN, MT>& ring,
+                                                  const GemmArguments& g, const CUtensorMap& b_map,
+                                                  const Adapters& adapters) {
   const uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  const int units = mine.end - mine.begin, ahead = min(units, stages), tokens = MT / mine.share;
+  const int units = mine.end - mine.begin, stages = g.stages, ahead = min(units, stages), tokens = MT / mine.share;
   const auto everyone = static_cast<uint16_t>(((1 << mine.share) - 1) << mine.part * mine.share);
   auto load_w = [&](int i, int stage) {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
     if (issues) mbarrier_arrive(ring.listed);
   }
   if (!issues) return;
-  grid_dependency_wait();
+  adapters.wait_for_x();
   proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i) load_x(i, i);
   int stage = ahead == stages ? 0 : ahead;
@@ -121,9 +122,10 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
     using Pairs = PairStage<BN, 1, false>;
     for (int at = 0; at < ring.list->count[1]; at += Pairs::most) {
       mbarrier_wait(ring.empty + 8 * stage, parity);
-      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, *ring.list, 1, at, mine.tile, once);
+      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, adapters, g.m, *ring.list, 1, at, mine.tile, at == 0, once);
       if (++stage == stages) stage = 0, parity ^= 1;
     }
+    grid_dependency_wait();  // who waits for the end of this grid waits for that of those before
   }
 }
 
@@ -144,7 +146,7 @@ __device__ __forceinline__ void multiply_part(const GemmArguments& g, const Mult
       mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * stage, mine.part * mine.share + lane));
     }
   };
-  typename Adapters::template Tokens<MT, false> tokens(adapters, g.m, BN * 2, ring.list);
+  typename Adapters::template Tokens<MT, false> tokens(adapters, g.m, ring.list);
   if constexpr (Adapters::present) {
     mbarrier_wait(ring.listed, 0);
     all += (ring.list->count[1] + Pairs::most - 1) / Pairs::most;
@@ -167,7 +169,6 @@ __device__ __forceinline__ void multiply_part(const GemmArguments& g, const Mult
   wgmma_results(acc);
   if constexpr (Adapters::present) {
     release(units - 1, held);
-    tokens.joined(BN * 2);
     for (int at = 0, i = units; i < all; at += Pairs::most, ++i) {
       mbarrier_wait(ring.full + 8 * stage, parity);
       tokens.template add<BN, 1>(*ring.list, 1, at, ring.w(stage), group, row, g.n, acc);
@@ -243,12 +244,12 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   __syncthreads();
   cluster_arrive();
   launch_dependents();
-  if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages, b_map, adapters);
+  if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g, b_map, adapters);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
   float acc[MT / 2];
   cluster_wait();
-  grid_dependency_wait();
+  if constexpr (!Adapters::present) grid_dependency_wait();
   multiply_part<T, BN, MT>(g, mine, ring, group, adapters, acc);
   cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
