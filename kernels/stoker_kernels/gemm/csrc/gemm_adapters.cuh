@@ -135,14 +135,15 @@ template <int MT, bool GATED>
 struct AdapterTokens {
   const AdapterArguments& a;
   uint32_t shared;
-  int own[MT / 8];  // the slot of token lane / 4 of each block
+  uint32_t own[(MT + 31) / 32];  // the slot of token lane / 4 of each block, a byte each; 255: none
 
   __device__ AdapterTokens(const AdapterArguments& a_, int m, PairList* list) : a(a_), shared(shared_address(list + 1)) {
     if (!a.planned) grid_dependency_wait();
 #pragma unroll
     for (int j = 0; j < MT / 8; ++j) {
       const int token = 8 * j + threadIdx.x % 32 / 4;
-      own[j] = token < m ? a.of_token[token] : -1;
+      const uint32_t slot = (token < m ? a.of_token[token] : -1) & 255;
+      own[j / 4] = slot << j % 4 * 8 | (j % 4 ? own[j / 4] : 0);
     }
   }
 
@@ -179,17 +180,25 @@ struct AdapterTokens {
     for (int h = 0; h < (both ? 1 : 2); ++h) {
       const uint32_t low = both || h == 0 ? ~0u : 0, high = both || h == 1 ? ~0u : 0;
       uint32_t s[MT / 8][2];
-      int start = -1;
+      int start = -1, next = list.pairs[which][at];
+      PairFragment coming = Pairs::fragment(stage, group, next);
 #pragma unroll 1
       for (int p = 0; p < count; ++p) {
-        const int pair = list.pairs[which][at + p];
+        const int pair = next;
+        PairFragment of = coming;
         if (start != PairList::start(pair)) load(s, h == 0 ? piece[0] : piece[1], start = PairList::start(pair));
-        PairFragment of = Pairs::fragment(stage + p * Pairs::bytes, group, pair);
+        if (p + 1 < count) {  // on its way while this one is multiplied
+          next = list.pairs[which][at + p + 1];
+          coming = Pairs::fragment(stage + (p + 1) * Pairs::bytes, group, next);
+        }
         of.b[0] &= low, of.b[1] &= high, of.b[2] &= low, of.b[3] &= high;
+        uint32_t others[(MT + 31) / 32];  // a byte that is zero where the token is this slot's
+#pragma unroll
+        for (int i = 0; i < (MT + 31) / 32; ++i) others[i] = own[i] ^ PairList::slot(pair) * 0x01010101u;
 #pragma unroll
         for (int j = 0; j < MT / 8; ++j) {
           float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
-          const bool mine = own[j] == PairList::slot(pair);
+          const bool mine = (others[j / 4] & 255u << j % 4 * 8) == 0;
           mma_m16n8k16_bf16(sums, of.b, mine ? s[j][0] : 0, mine ? s[j][1] : 0);
 #pragma unroll
           for (int v = 0; v < 4; ++v) acc[4 * j + v] = sums[v];
