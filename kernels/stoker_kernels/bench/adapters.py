@@ -1,9 +1,9 @@
 """Checks and times products with adapters on a GPU: `python -m stoker_kernels.bench.adapters [--json FILE]`.
 
 Correctness first: each linear of Qwen2.5-7B, with adapters in its own launches (`split`) and within the product
-(`fused`), against the reference; tokens without an adapter against `linear`, bit for bit. Then the chain of a decode
-layer without attention as one CUDA graph: without adapters and in both ways, beside the time that the bytes of the
-adapters would take.
+(`fused`, `ahead`), against the reference; tokens without an adapter against `linear`, bit for bit. Then the chain of a
+decode layer without attention as one CUDA graph: without adapters and in all ways, beside the time that the bytes of
+the adapters would take.
 Invariants: all layers' weights exceed L2 many times, so each is read cold. Does not know: what the engine runs.
 """
 
@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.gemm.adapted import fused_linear, fused_silu_mul, split_linear, split_silu_mul
 from stoker_kernels.gemm.bench import BANDWIDTH
 from stoker_kernels.launch import pdl
-from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, group_tokens, reference, scratch_elements
+from stoker_kernels.lora import WORDS, LoraPlan, LoraStep, LoraTarget, group_tokens, reference, scratch_elements
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
@@ -36,12 +36,13 @@ CASES = tuple((slots, rank, tokens) for slots, rank in ((8, 16), (8, 64)) for to
 CASES += ((64, 64, 128),)
 LAYERS = 4
 REPLAYS = 20
-WAYS = ("base", "split", "fused")
+WAYS = ("base", "split", "fused", "ahead")
+"""`ahead` is `fused` whose launches wait for words, as in the engine; elsewhere for each other's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer: µs of it in each way of WAYS, and µs that the bytes of its tokens' adapters alone would take."""
+    """One layer: µs of it in each way asked for, and µs that the bytes of its tokens' adapters alone would take."""
 
     slots: int
     rank: int
@@ -62,6 +63,8 @@ class Case:
 
     def run(self, way: str) -> None:
         """All layers' linears, with the norms between them."""
+        if way != "base":  # as a step does once: linears know by it that it is another one
+            group_tokens(self.step.plan.tokens, len(self.targets[0][0].ranks), self.step.plan)
         y, residual = self.x, self.x.clone()
         for weights, targets in zip(self.weights, self.targets, strict=True):
             y = self._layer(way, y, residual, weights, targets)
@@ -80,44 +83,50 @@ class Case:
 def product_of(way: str, x: Tensor, weight: LinearWeight, target: LoraTarget, step: LoraStep) -> Tensor:
     """One linear in one way; of two pieces with the activation."""
     gated = len(target.rows) == 2
+    if way != "ahead":
+        target = replace(target, words=None)
     if way == "base":
         return linear_silu_mul(x, weight) if gated else linear(x, weight)
     if gated:
-        return (fused_silu_mul if way == "fused" else split_silu_mul)(x, weight, target, step)
-    return (fused_linear if way == "fused" else split_linear)(x, weight, target, step, bias=None, out=None)
+        return (split_silu_mul if way == "split" else fused_silu_mul)(x, weight, target, step)
+    return (split_linear if way == "split" else fused_linear)(x, weight, target, step, bias=None, out=None)
 
 
 def random_target(slots: int, rank: int, columns: int, rows: tuple[int, ...]) -> LoraTarget:
     """Matrices that keep what is added near one."""
     a = torch.randn((slots, rank, len(rows), columns), device="cuda", dtype=torch.bfloat16) / columns**0.5
     b = torch.randn((slots, rank, sum(rows)), device="cuda", dtype=torch.bfloat16) / rank**0.5
-    return LoraTarget(a, b, torch.full((slots,), rank, dtype=torch.int32, device="cuda"), rows)
+    ranks = torch.full((slots,), rank, dtype=torch.int32, device="cuda")
+    words = torch.zeros(WORDS, dtype=torch.int32, device="cuda")
+    return LoraTarget(a, b, ranks, rows, words)
 
 
-def measure(weights: list[list[LinearWeight]], slots: int, rank: int, tokens: int) -> Row:
+def measure(weights: list[list[LinearWeight]], slots: int, rank: int, tokens: int, ways: tuple[str, ...]) -> Row:
     """Check one case and time it. Raises AssertionError where a result is wrong."""
     used = min(slots, tokens)  # the others' memory is not read
     targets = [[random_target(used, rank, columns, rows) for columns, rows in LAYER] for _ in weights]
     room = max(scratch_elements(tokens, used, rank, len(rows), columns) for columns, rows in LAYER)
 
+    turn = torch.zeros(1, dtype=torch.int32, device="cuda")
+
     def planned(adapters: Tensor) -> LoraStep:
-        plan = LoraPlan.allocate(tokens, used, adapters.device).of(adapters, used)
+        plan = LoraPlan.allocate(tokens, used, adapters.device, turn).of(adapters, used)
         group_tokens(adapters, used, plan)
         return LoraStep(plan, torch.empty(room, device="cuda"), planned=True)
 
     every = torch.arange(tokens, device="cuda", dtype=torch.int32)
     step = planned(every % used)
-    check(weights[0], targets[0], step)
-    check(weights[0], targets[0], planned(every % (used + 1) - 1))
+    check(weights[0], targets[0], step, ways)
+    check(weights[0], targets[0], planned(every % (used + 1) - 1), ways)
     x = torch.randn((tokens, HIDDEN), device="cuda", dtype=torch.bfloat16)
     case = Case(weights, targets, step, x, torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16))
     read = sum(target.a.numel() + target.b.numel() for target in targets[0]) * 2
-    us = {way: graph_us(partial(case.run, way)) / len(weights) for way in WAYS}
+    us = {way: graph_us(partial(case.run, way)) / len(weights) for way in ways}
     return Row(slots, rank, tokens, us, read / BANDWIDTH * 1e6)
 
 
-def check(weights: list[LinearWeight], targets: list[LoraTarget], step: LoraStep) -> None:
-    """Raise AssertionError unless both ways give what the reference gives."""
+def check(weights: list[LinearWeight], targets: list[LoraTarget], step: LoraStep, ways: tuple[str, ...]) -> None:
+    """Raise AssertionError unless all ways give what the reference gives."""
     tokens = len(step.plan.tokens)
     for weight, target, (columns, rows) in zip(weights, targets, LAYER, strict=True):
         x = torch.randn((tokens, columns), device="cuda", dtype=torch.bfloat16)
@@ -128,7 +137,7 @@ def check(weights: list[LinearWeight], targets: list[LoraTarget], step: LoraStep
         if len(rows) == 2:
             gate, up = want.chunk(2, dim=1)
             want = gate * torch.sigmoid(gate) * up
-        for way in ("split", "fused"):
+        for way in ways[1:]:
             got = product_of(way, x, weight, target, step)
             error = float((got.float() - want).abs().max() / want.abs().max())
             assert error < 0.02, f"{way}, {tokens} tokens, {rows} rows: off by {error:.3f} of the largest value"
@@ -162,8 +171,12 @@ def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser("python -m stoker_kernels.bench.adapters", description="Check and time adapters.")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--ways", default=",".join(WAYS), help="beginning with base (default: %(default)s)")
     parser.add_argument("--most", type=int, default=1024, help="leave out cases of more tokens")
     options = parser.parse_args(arguments)
+    ways = tuple(options.ways.split(","))
+    if ways[0] != "base" or not set(ways) <= set(WAYS):
+        parser.error(f"--ways has to be base, then some of {', '.join(WAYS[1:])}")
     if not torch.cuda.is_available():
         print("no CUDA device", file=sys.stderr)
         return 1
@@ -179,9 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     for slots, rank, tokens in CASES:
         if tokens > options.most:
             continue
-        row = measure(weights, slots, rank, tokens)
+        row = measure(weights, slots, rank, tokens, ways)
         rows.append(row)
-        over = ", ".join(f"{way} {row.us[way]:7.1f} (+{row.us[way] - row.us['base']:6.1f})" for way in WAYS[1:])
+        over = ", ".join(f"{way} {row.us[way]:7.1f} (+{row.us[way] - row.us['base']:6.1f})" for way in ways[1:])
         print(f"{slots:3} adapters of rank {rank:3}, {tokens:5} tokens: {row.us['base']:7.1f} µs a layer, {over}, "
               f"bytes {row.bytes_us:6.1f}", flush=True)  # fmt: skip
     if options.json:

@@ -1,8 +1,8 @@
 """Products with what adapters add: `adapted_linear`, y = x·Wᵀ + B·(A·x), and `adapted_silu_mul` of gate and up.
 
-Implementations, for `--kernel adapted_linear=NAME`: `fused` (SM 9.0, bf16, up to 8 tokens; the default there: A·x is
-one launch, and the kernel that multiplies with W adds B·(A·x) to its tiles before it stores them) and `split` (shrink,
-the product, expand, on every device and for every weight), which `fused` leaves other calls to.
+Implementations, for `--kernel adapted_linear=NAME`: `fused` (SM 9.0, bf16, up to 64 tokens; the default there: A·x is
+one launch, and the kernel that multiplies with W reads B behind it, as further columns) and `split` (shrink, the
+product, expand, on every device and for every weight), which `fused` leaves other calls to.
 Invariants: a token without an adapter gets what `linear` gives it; nothing synchronises with the host.
 Does not know: which layer it serves.
 """
@@ -10,7 +10,6 @@ Does not know: which layer it serves.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,12 +30,15 @@ from stoker_kernels.lora import (
     shrink_lora,
     shrink_refusal,
     shrink_rows,
+    words_of,
 )
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 
-MOST_TOKENS = 8
-MOST_RANKS = 128
-"""Of all adapters that a step can have together, in sixteens: as many as a warp holds in registers."""
+MOST_TOKENS = 64
+MOST_PAIRS = 32
+"""Adapters of a step × sixteens of their ranks, and tiles of a plan: one a lane of the warp that lists them."""
+MOST_SLOTS = 255  # a token's is a byte
+_RANKS = 16  # of a box of B
 _NO_ROW = 2**31 - 1
 
 
@@ -45,7 +47,7 @@ def _fused_supports(target: Target) -> str | None:
         return "needs sm_90"
     if target.dtype != torch.bfloat16:
         return "takes bfloat16"
-    stems = ("lora_shrink", "gemm_cluster_adapted", "gemm_gated_adapted")
+    stems = ("lora_shrink", *(f"gemm_{kind}_adapted" for kind in ("cluster", "gated", "multicast")))
     missing = (cuda.missing_cubin(f"sm90_bf16_{stem}", "sm_90a") for stem in stems)
     return next((reason for reason in missing if reason is not None), None)
 
@@ -63,9 +65,8 @@ class AdapterArguments(ctypes.Structure):
     """AdapterArguments of csrc/gemm_adapters.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("b", "shrunk", "of_token", "of_tile", "ranks")),
-        ("slot_stride", ctypes.c_int64),
-        *((name, ctypes.c_int) for name in ("rank_stride", "row_ranks", "pieces", "tiles")),
+        *((name, ctypes.c_void_p) for name in ("shrunk", "of_token", "of_tile", "ranks", "turn", "words")),
+        *((name, ctypes.c_int) for name in ("row_ranks", "pieces", "tiles")),
         ("ends", ctypes.c_int * 2),
         ("planned", ctypes.c_int),
     ]
@@ -134,11 +135,14 @@ def fused_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraS
     return split_silu_mul(x, weight, target, step)
 
 
-def refusal(o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
-    """None where the two launches take these adapters, else why not."""
+def refusal(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
+    """None where the two launches, the second one with this tile, take these adapters, else why not."""
     slots, max_rank, *_ = target.a.shape
-    if min(len(o.x), slots) * row_ranks(max_rank) > MOST_RANKS:
-        return f"adapters of a step have more than {MOST_RANKS} ranks"
+    blocks, tiles = row_ranks(max_rank) // _RANKS, len(step.plan.adapters)
+    if max(min(len(o.x), slots) * blocks, tiles) > MOST_PAIRS or slots > MOST_SLOTS:
+        return f"a step has up to {min(len(o.x), slots)} adapters of {max_rank} ranks in {tiles} tiles, too many"
+    if tile.family == "multicast" and tile.tokens > MOST_TOKENS:
+        return f"takes up to {MOST_TOKENS} tokens"
     if any(rows % 8 for rows in target.rows) or sum(target.rows) != len(o.weight):
         return f"pieces of {target.rows} rows are not multiples of 8, or not the weight's"
     strides = target.b.stride()
@@ -146,25 +150,37 @@ def refusal(o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
         return "takes B in bf16, whose rows start on multiples of 16 bytes"
     if target.b.data_ptr() % 16:
         return "B has to start on a multiple of 16 bytes"
+    if with_adapters(tile, target) is None:
+        return f"A·x of {tile.tokens} tokens leaves no room in shared memory"
     return shrink_refusal(o.x, target, step.plan)
+
+
+def with_adapters(tile: Tile, target: LoraTarget) -> Tile | None:
+    """The tile that adds what these adapters do; None where shared memory has no room for it."""
+    _, max_rank, pieces, _ = target.a.shape
+    return small.with_shrunk(tile, tile.tokens * pieces * row_ranks(max_rank) * 2)
 
 
 def _taken(tile: object, o: Operands, target: LoraTarget, step: LoraStep) -> bool:
     """Run a tile for few tokens with the adapters if it takes them; whether it did."""
-    if not isinstance(tile, Tile) or small.refusal(tile, o) is not None or refusal(o, target, step) is not None:
+    if not isinstance(tile, Tile) or small.refusal(tile, o) is not None or refusal(tile, o, target, step) is not None:
         return False
-    run(replace(tile, adapted=True), o, target, step)
+    run(tile, o, target, step)
     return True
 
 
 def run(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> None:
     """Both launches, for operands that `small.refusal` and `refusal` accept. Raises CubinMissing."""
     _, max_rank, pieces, _ = target.a.shape
+    adding = with_adapters(tile, target)
+    assert adding is not None, "`refusal` says where there is no room"
     shrunk = shrink_rows(o.x, target, step)
     ends = [sum(target.rows[:count]) if count < pieces else _NO_ROW for count in (1, 2)]
-    adapters = AdapterArguments(
-        target.b.data_ptr(), shrunk.data_ptr(), step.plan.tokens.data_ptr(), step.plan.adapters.data_ptr(),
-        target.ranks.data_ptr(), target.b.stride(0), target.b.stride(1), row_ranks(max_rank), pieces,
-        step.plan.adapters.shape[0], (ctypes.c_int * 2)(*ends), int(step.planned),
+    arguments = AdapterArguments(
+        shrunk.data_ptr(), step.plan.tokens.data_ptr(), step.plan.adapters.data_ptr(), target.ranks.data_ptr(),
+        step.plan.turn.data_ptr(), cuda.address_of(words_of(target, step)),
+        row_ranks(max_rank), pieces, len(step.plan.adapters), (ctypes.c_int * 2)(*ends), int(step.planned),
     )  # fmt: skip
-    small.launch(small.fitted(tile, o.weight), o, pdl=pdl_on(o.x.device), adapters=adapters)
+    halves = 2 if tile.gated else 1
+    b_map = cuda.tensor_map_4d(target.b.unflatten(2, (halves, -1)), (1, _RANKS, halves))
+    small.launch(small.fitted(adding, o.weight), o, pdl=pdl_on(o.x.device), adapters=(b_map, arguments))

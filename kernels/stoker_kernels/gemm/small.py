@@ -28,6 +28,7 @@ SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 GROUP_ROWS = 64
 STAGING_PITCH = GROUP_ROWS * 2 + 16
 PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
+PAIR_LIST_BYTES = 264  # PairList of csrc/gemm_adapters.cuh
 
 Family = Literal["cluster", "multicast"]
 
@@ -38,8 +39,8 @@ class Tile:
 
     `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
     `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
-    multiplies with gate and up stacked and stores silu(gate) · up. An `adapted` one (family `cluster`, bf16, up to 8
-    tokens) adds what adapters do.
+    multiplies with gate and up stacked and stores silu(gate) · up. One with `shrunk_bytes`, of A·x of its tokens, adds
+    what adapters do (bf16; `multicast` up to 64 tokens).
     """
 
     family: Family
@@ -51,7 +52,7 @@ class Tile:
     cluster: int = 1
     gated: bool = False
     share: int = 1
-    adapted: bool = False
+    shrunk_bytes: int = 0
 
     @property
     def split(self) -> int:
@@ -70,10 +71,10 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: ring, aligned to 1024 bytes, staging, others' sums, barriers."""
+        """Dynamic shared memory: ring, aligned to 1024 bytes, staging, others' sums, barriers; what adapters take."""
         ring, staging = self.stages * self.stage_bytes, self.groups * self.tokens * STAGING_PITCH
         of_a_part = self.groups * -(-(self.tokens // 8) // self.split) * 2048
-        barriers = 1024 + 16 * self.stages + 32
+        barriers = 1024 + 16 * self.stages + 32 + (self.shrunk_bytes and PAIR_LIST_BYTES + self.shrunk_bytes)
         if self.family == "multicast":  # sums and staging lie on the ring, which is free by then
             return max(ring, self.split * of_a_part + staging) + barriers
         return ring + staging + (self.split - 1) * of_a_part + barriers
@@ -90,7 +91,7 @@ class Tile:
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
         kind = "gated" if self.gated else self.family
-        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}{'_adapted' if self.adapted else ''}"
+        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}{'_adapted' if self.shrunk_bytes else ''}"
 
 
 class _Arguments(ctypes.Structure):
@@ -201,10 +202,19 @@ def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device
     return replace(tile, cluster=2, share=2)  # of `multicast`, whose clusters have two CTAs at least
 
 
-def launch(tile: Tile, o: Operands, *, pdl: bool, adapters: ctypes.Structure | None = None) -> None:
+def with_shrunk(tile: Tile, size: int) -> Tile | None:
+    """`tile` for adapters whose A·x of all its tokens has `size` bytes, with fewer stages if need be; None: no room."""
+    budget = PAIR_BYTES if tile.shared_bytes <= PAIR_BYTES else SHARED_LIMIT
+    fewer = (replace(tile, stages=stages, shrunk_bytes=size) for stages in range(tile.stages, 1, -1))
+    return next((each for each in fewer if each.shared_bytes <= budget), None)
+
+
+def launch(
+    tile: Tile, o: Operands, *, pdl: bool, adapters: tuple[ctypes.Array[ctypes.c_char], ctypes.Structure] | None = None
+) -> None:
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing.
 
-    `adapters`: of an adapted tile its further argument.
+    `adapters`: of a tile with `shrunk_bytes` the map of B and the further argument.
     """
     device, n, (m, k) = o.x.device, o.weight.shape[0], o.x.shape
     part = cut(tile, o.weight)
@@ -216,5 +226,5 @@ def launch(tile: Tile, o: Operands, *, pdl: bool, adapters: ctypes.Structure | N
     chosen = load(tile, o.weight.dtype, device)
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
     x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
-    further = [] if adapters is None else [adapters]
-    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments, *further], device, pdl=pdl, cluster=tile.cluster)
+    given = [w_map, x_map, arguments] if adapters is None else [w_map, x_map, adapters[0], arguments, adapters[1]]
+    cuda.launch(chosen, part.ctas, given, device, pdl=pdl, cluster=tile.cluster)

@@ -194,6 +194,15 @@ def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ct
     return _encoded(tensor.data_ptr(), (columns, middle, outer), strides, tensor.element_size(), (box[1], box[0]))
 
 
+def tensor_map_4d(tensor: torch.Tensor, box: tuple[int, int, int]) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of four dimensions, columns contiguous: boxes of box[0] × box[1] × box[2] × 128 bytes, as above.
+
+    Strides may be any multiples of 16 bytes.
+    """
+    strides = tuple(tensor.stride(dim) for dim in (2, 1, 0))
+    return _encoded(tensor.data_ptr(), tuple(reversed(tensor.shape)), strides, tensor.element_size(), box[::-1])
+
+
 def paired_map_at(
     address: int, rows: int, columns: int, element_size: int, box_rows: int, stacked: int = 1
 ) -> ctypes.Array[ctypes.c_char]:

@@ -5,7 +5,7 @@
 is the oracle. Must never know: adapters' names and files, requests, and which layer a target belongs to.
 """
 
-from stoker_kernels.lora.cluster_shrink import row_ranks, shrink_refusal, shrink_rows
+from stoker_kernels.lora.cluster_shrink import row_ranks, shrink_refusal, shrink_rows, words_of
 from stoker_kernels.lora.op import (
     add_lora_embedding,
     expand_lora,
@@ -14,9 +14,10 @@ from stoker_kernels.lora.op import (
     scratch_elements,
     shrink_lora,
 )
-from stoker_kernels.lora.types import LoraPlan, LoraStep, LoraTarget, plan_tile, plan_tiles
+from stoker_kernels.lora.types import WORDS, LoraPlan, LoraStep, LoraTarget, plan_tile, plan_tiles
 
 __all__ = [
+    "WORDS",
     "LoraPlan",
     "LoraStep",
     "LoraTarget",
@@ -31,4 +32,5 @@ __all__ = [
     "shrink_lora",
     "shrink_refusal",
     "shrink_rows",
+    "words_of",
 ]

@@ -35,8 +35,10 @@ class ShrinkArguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "a", "out", "order", "of_tile", "ranks")),
         ("slot_stride", ctypes.c_int64),
+        ("turn", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("rank_stride", "piece_stride", "x_stride", "columns", "pieces")),
-        *((name, ctypes.c_int) for name in ("row_ranks", "rank_blocks", "by_place", "planned")),
+        *((name, ctypes.c_int) for name in ("row_ranks", "rank_blocks", "by_place", "planned", "clusters")),
     ]
 
 
@@ -59,12 +61,20 @@ def shrink_refusal(x: Tensor, target: LoraTarget, plan: LoraPlan) -> str | None:
 
 
 def shrink_rows(x: Tensor, target: LoraTarget, step: LoraStep) -> Tensor:
-    """A·x `[T, P, R']` bf16 in `step.scratch`, for operands that `shrink_refusal` accepts. Raises CubinMissing."""
+    """A·x `[T, P, R']` bf16 in `step.scratch`, for operands that `shrink_refusal` accepts. Raises CubinMissing.
+
+    Where `words_of` has any, they say when x and A·x are there, and the launch behind need not wait for this one's end.
+    """
     _, max_rank, pieces, _ = target.a.shape
     tokens, ranks = len(x), row_ranks(max_rank)
     out = step.scratch.view(torch.bfloat16)[: tokens * pieces * ranks].view(tokens, pieces, ranks)
     _launch(x, target, step, ranks, by_place=False)
     return out
+
+
+def words_of(target: LoraTarget, step: LoraStep) -> Tensor | None:
+    """The words that the launches of a linear use in this step."""
+    return target.words if step.planned else None
 
 
 def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
@@ -90,13 +100,14 @@ def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *,
     _, max_rank, pieces, _ = target.a.shape
     slot_stride, rank_stride, piece_stride, _ = target.a.stride()
     blocks = row_ranks(max_rank) // RANKS
+    clusters = plan.adapters.shape[0] * pieces * blocks
+    words = None if by_place else words_of(target, step)
     arguments = ShrinkArguments(
         x.data_ptr(), target.a.data_ptr(), step.scratch.data_ptr(), plan.order.data_ptr(), plan.adapters.data_ptr(),
-        target.ranks.data_ptr(), slot_stride, rank_stride, piece_stride, x.stride(0), columns, pieces, ranks_of_row,
-        blocks, int(by_place), int(step.planned),
+        target.ranks.data_ptr(), slot_stride, plan.turn.data_ptr(), cuda.address_of(words), rank_stride, piece_stride,
+        x.stride(0), columns, pieces, ranks_of_row, blocks, int(by_place), int(step.planned), clusters,
     )  # fmt: skip
     units = -(-columns // (_UNIT * _WARPS * _CTAS))
     ahead = next((each for each in _AHEAD if units <= each), _AHEAD[-1])
     kernel = cuda.kernel(STEM, ARCH, f"{STEM}_a{ahead}", _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
-    grid = plan.adapters.shape[0] * pieces * blocks * _CTAS
-    cuda.launch(kernel, grid, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)
+    cuda.launch(kernel, clusters * _CTAS, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)

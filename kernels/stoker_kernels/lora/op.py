@@ -49,7 +49,7 @@ def gather_adapters(
 
 
 def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
-    """Fill `plan` from the adapter slot of each token, `adapters [T]` int32 in −1 … slots − 1.
+    """Fill `plan` from the adapter slot of each token, `adapters [T]` int32 in −1 … slots − 1; a turn more.
 
     Tokens of a slot keep their order; slots come in theirs. `plan` is `LoraPlan.of(T, slots)`.
     """

@@ -29,6 +29,7 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
     """The definition of `group_tokens`."""
     plan.order.fill_(-1)
     plan.adapters.fill_(-1)
+    plan.turn.add_(1)
     first = 0
     for slot in range(slots):
         found = (adapters == slot).nonzero().view(-1).to(torch.int32)

@@ -43,13 +43,15 @@ def gather_adapters_kernel(
 
 @kernel(do_not_specialize=["num_tokens", "num_tiles", "slots"])
 def group_tokens_kernel(
-    adapters, order, tile_adapters, num_tokens, num_tiles, slots,
+    adapters, order, tile_adapters, turn, num_tokens, num_tiles, slots,
     SLOTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
     # A program a slot, and one more for the tiles behind the last one.
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     mine = tl.program_id(0)
+    if mine == 0:
+        tl.store(turn, tl.load(turn) + 1)
     every = tl.arange(0, SLOTS)
     counts = tl.zeros([SLOTS], tl.int32)
     for first in range(0, num_tokens, BLOCK):
@@ -92,7 +94,7 @@ def gather_adapters(
 def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
     """A program for each slot, and one for the tiles that stay empty."""
     group_tokens_kernel[(slots + 1,)](
-        adapters, plan.order, plan.adapters, adapters.shape[0], plan.adapters.shape[0], slots,
+        adapters, plan.order, plan.adapters, plan.turn, adapters.shape[0], plan.adapters.shape[0], slots,
         SLOTS=padded_slots(slots), TILE=plan.tile, BLOCK=_TOKENS, **launch_options(adapters.device),
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ register_aot(
 )
 register_aot(
     group_tokens_kernel,
-    dict.fromkeys(("adapters", "order", "tile_adapters"), f"*{I32}")
+    dict.fromkeys(("adapters", "order", "tile_adapters", "turn"), f"*{I32}")
     | dict.fromkeys(("num_tokens", "num_tiles", "slots"), I32),
     [
         {"SLOTS": slots, "TILE": tile, "BLOCK": _TOKENS}

@@ -15,6 +15,7 @@ from torch import Tensor
 FEW_TOKENS = 512
 """Up to so many tokens a step is short of work for the GPU, and tiles are small."""
 SMALL_TILE, LARGE_TILE = 16, 64
+WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class LoraTarget:
     b:     [G, R, N], rows contiguous: column r of the matrix that expands, the adapter's scale included.
     ranks: [G] int32, contiguous: ranks of the slot's adapter here; 0: it leaves this linear alone.
     rows:  how many of the N rows each piece has. Strides of slots, ranks and pieces are multiples of 16 elements.
+    words: [WORDS] int32, zeros in the beginning, for the kernels of a planned step to wait for each other: then the
+           linear runs once for each plan of its memory. None: they wait for each other's end.
     For an embedding, K is the vocabulary and N the hidden size.
     """
 
@@ -32,6 +35,7 @@ class LoraTarget:
     b: Tensor
     ranks: Tensor
     rows: tuple[int, ...]
+    words: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,22 @@ class LoraPlan:
     """The tokens of a step by adapter slot, in tiles of `tile` places that belong to one slot each.
 
     order: [tiles·tile] int32, the token at each place, −1 where there is none. adapters: [tiles] int32, the slot of
-    each tile, −1 for a tile without tokens. `group_tokens` fills both from `tokens [T]` int32, the slot of each token.
+    each tile, −1 for a tile without tokens. `group_tokens` fills both from `tokens [T]` int32, the slot of each token,
+    and counts itself in `turn [1]` int32, which all plans share whose steps have the same targets.
     """
 
     order: Tensor
     adapters: Tensor
     tile: int
     tokens: Tensor
+    turn: Tensor
 
     @staticmethod
-    def allocate(max_tokens: int, slots: int, device: torch.device) -> LoraPlan:
-        """Room for the plan of any step of up to `max_tokens` tokens; `of` gives a step's part of it."""
+    def allocate(max_tokens: int, slots: int, device: torch.device, turn: Tensor | None = None) -> LoraPlan:
+        """Room for the plan of any step of up to `max_tokens` tokens; `of` gives a step's part of it.
+
+        `turn`: that of other plans.
+        """
         counts = {min(tokens, max_tokens) for tokens in (FEW_TOKENS, max_tokens)}
         places = max(plan_tiles(each, slots) * plan_tile(each) for each in counts)
         tiles = max(plan_tiles(each, slots) for each in counts)
@@ -58,13 +67,14 @@ class LoraPlan:
             torch.full((tiles,), -1, dtype=torch.int32, device=device),
             plan_tile(max_tokens),
             torch.empty((0,), dtype=torch.int32, device=device),
+            torch.zeros((1,), dtype=torch.int32, device=device) if turn is None else turn,
         )
 
     def of(self, tokens: Tensor, slots: int) -> LoraPlan:
         """The part for a step whose tokens have the slots `tokens [T]` int32, −1 … slots − 1."""
         count = len(tokens)
         tiles, tile = plan_tiles(count, slots), plan_tile(count)
-        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile, tokens)
+        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile, tokens, self.turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from stoker_kernels.lora import LoraTarget, plan_tile, plan_tiles, scratch_elements
+from stoker_kernels.lora import WORDS, LoraTarget, plan_tile, plan_tiles, scratch_elements
 from stoker_runtime.adapters.files import HostAdapter, read_adapter
 from stoker_runtime.adapters.layout import AdapterLayout, ModelCut
 from stoker_runtime.config import EngineConfig
@@ -48,6 +48,7 @@ class AdapterMemory:
         # Zeros, not garbage: what a kernel masks out is never multiplied, but a NaN would show where one is not.
         self.slab = torch.zeros((self.slots, self.max_rank, line), dtype=dtype, device=device)
         self._ranks = torch.zeros((len(self.layout.places), self.slots), dtype=torch.int32, device=device)
+        self._words = torch.zeros((len(self.layout.places), WORDS), dtype=torch.int32, device=device)
         self.scratch = torch.empty(scratch_size(config, self.layout), dtype=torch.float32, device=device)
         self.targets = {place.name: self._target(index) for index, place in enumerate(self.layout.places)}
 
@@ -60,6 +61,7 @@ class AdapterMemory:
             b=self.slab[:, :, place.b : place.b + sum(place.rows)],
             ranks=self._ranks[index],
             rows=place.rows,
+            words=self._words[index],
         )
 
     def read(self, path: str) -> HostAdapter:
@@ -125,9 +127,9 @@ def adapter_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     places = plan_tiles(longest, config.max_loras) * (plan_tile(longest) + 1)
     return (
         slot_bytes(config, spec) * config.max_loras
-        + 4 * len(layout.places) * config.max_loras
+        + 4 * len(layout.places) * (config.max_loras + WORDS)
         + 4 * scratch_size(config, layout)
-        + 4 * (2 * places + 2 * longest + config.max_num_seqs)
+        + 4 * (2 * places + 2 * longest + config.max_num_seqs + 1)
     )
 
 

@@ -31,7 +31,7 @@ class AdapterStep:
         self._tokens = torch.full((longest,), -1, dtype=torch.int32, device=device)
         self._rows = torch.full((longest,), -1, dtype=torch.int32, device=device)
         self._token_plan = LoraPlan.allocate(longest, memory.slots, device)
-        self._row_plan = LoraPlan.allocate(longest, memory.slots, device)
+        self._row_plan = LoraPlan.allocate(longest, memory.slots, device, self._token_plan.turn)
 
     def assign(self, assigns: Iterable[SlotAssign]) -> bool:
         """Sequences took slots: note their adapters; whether the device has to be told (`values`)."""

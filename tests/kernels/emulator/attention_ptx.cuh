@@ -10,8 +10,6 @@ template <int> void registers_increase() {}
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
-
 inline uint32_t transpose_8x8(uint32_t x) {
   const auto all = emulator::gather(x, 32);
   uint32_t y = 0;

@@ -26,8 +26,9 @@ SOURCES = (
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "silu.cuh", "sm90_chunk.cuh"),
 )
 ADAPTED_SOURCES = (
-    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_lora_shrink.cu"),
-    *("sm90_gemm_cluster.cuh", "cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
+    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_gemm_multicast_adapted.cu"),
+    *("sm90_bf16_lora_shrink.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
+    *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
     *("silu.cuh", "sm90_chunk.cuh"),
 )
 
@@ -37,7 +38,8 @@ class Launch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
-        *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
+        *((f"{name}{end}", kind) for name in ("x", "out", "words", "shrunk")
+          for end, kind in (("", ctypes.c_void_p), ("_bytes", ctypes.c_int64))),
     ]
 
 
@@ -53,6 +55,7 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
     """The library of adapted.cpp; skips the test where there is no g++."""
     compiled = compile_emulated(ADAPTED_SOURCES, "adapted.cpp", folder)
     assert compiled.adapter_arguments_size() == ctypes.sizeof(adapted.AdapterArguments)
+    assert compiled.pair_list_bytes() == small.PAIR_LIST_BYTES
     assert compiled.shrink_arguments_size() == ctypes.sizeof(cluster_shrink.ShrinkArguments)
     return compiled
 
@@ -61,8 +64,9 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
 class Machine:
     """`resident` clusters at once, kernels from `library`, random orders by `seed`.
 
-    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `ran` and
-    `clusters` tell of the last launch.
+    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `words`, where
+    given: those that a product with adapters waits for, while all of `out` is still written, too. `ran` and `clusters`
+    tell of the last launch.
     """
 
     library: ctypes.CDLL
@@ -70,6 +74,7 @@ class Machine:
     seed: int = 0
     x: torch.Tensor | None = None
     out: torch.Tensor | None = None
+    words: torch.Tensor | None = None
     clusters: int = 0
     ran: str = ""
 
@@ -82,9 +87,10 @@ class Machine:
                cluster: int = 1) -> None:  # fmt: skip
         assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
-        tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
-        spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
+        late = self.words is not None and "adapted" in kernel.name
+        tensors = (self.x, None, self.words, self.out) if late else (self.x, self.out, None, None)
+        spaces = [(0, 0) if t is None else (t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
+        launch = Launch(grid, cluster, kernel.threads, self.seed, *(value for space in spaces for value in space))
         kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "": "cluster_gemm"}
         run = getattr(self.library, f"run_{next(kinds[word] for word in kinds if word in kernel.name)}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))

@@ -8,10 +8,16 @@ struct Launch {
   int64_t x_bytes;
   const unsigned char* out;
   int64_t out_bytes;
+  unsigned char* words;  // further memory that the kernel before writes, as `shrunk`
+  int64_t words_bytes;
+  unsigned char* shrunk;
+  int64_t shrunk_bytes;
 };
 
 inline void run(const Launch* l, std::function<void()> kernel) {
-  if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
+  for (const emulator::Region& each : {emulator::Region{l->x, l->x_bytes}, {l->words, l->words_bytes}, {l->shrunk, l->shrunk_bytes}}) {
+    if (each.bytes) emulator::predecessor.writes.push_back(each);
+  }
   emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
   emulator::run_grid(l->ctas, l->threads, l->seed, kernel, l->cluster);
 }

@@ -18,6 +18,14 @@ inline void prefetch_l1(const void*) {}
 inline int load_int(const int* p) { return *p; }
 inline uint16_t load_half(const uint16_t* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
+inline void wait_for_word(const int* p, int value) {
+  while (*p != value) emulator::yield();
+}
+inline void release_word(int* p, int value) { *p = value; }
+inline bool last_of(int* p, int all) {
+  *p = *p == all - 1 ? 0 : *p + 1;
+  return *p == 0;
+}
 inline void copy_async_16(void* to, const void* from, bool there) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a misaligned copy");
   // Some land at once, over what others may still read, the others when they are waited for.
@@ -115,6 +123,7 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
   }
 }
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
 template <typename Convert>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Convert convert) {
   struct Operands {

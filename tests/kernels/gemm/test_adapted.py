@@ -8,7 +8,7 @@ import torch
 
 from stoker_kernels import lora
 from stoker_kernels.gemm import adapted, adapted_linear, adapted_silu_mul
-from stoker_kernels.gemm.small import Operands
+from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.integer_gemm import store_integers
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget
 from stoker_kernels.quant import IntegerWeight, LinearWeight
@@ -73,21 +73,35 @@ def test_adapters_change_integers_whose_gate_and_up_are_stored_in_turn() -> None
     torch.testing.assert_close(got.double(), gate * torch.sigmoid(gate) * up, rtol=1e-4, atol=1e-3)
 
 
-def refused(rows: tuple[int, ...], *, tokens: int = 5, slots: int = 3, rank: int = 7, columns: int = 64) -> str | None:
+TILE = Tile("cluster", 64, 1, 64, 4)
+
+
+def refused(
+    rows: tuple[int, ...], *, tokens: int = 5, slots: int = 3, rank: int = 7, columns: int = 64, tile: Tile = TILE
+) -> str | None:
     x, weight, target, step = made([0] * tokens, rows, columns, slots=slots, rank=rank, dtype=torch.bfloat16)
     # As a slab has them: the lines of a slot are as far apart as alignment has it.
     target = replace(target, b=torch.nn.functional.pad(target.b, (0, -sum(rows) % 16))[..., : sum(rows)])
-    return adapted.refusal(Operands(x, weight.data, torch.empty((tokens, sum(rows)))), target, step)
+    return adapted.refusal(tile, Operands(x, weight.data, torch.empty((tokens, sum(rows)))), target, step)
 
 
-def test_two_launches_take_pieces_of_eights_and_as_many_ranks_as_a_warp_keeps() -> None:
+def test_two_launches_take_pieces_of_eights_and_as_many_adapters_as_a_warp_lists() -> None:
     assert refused((72, 8)) is None
     assert "multiples of 8" in str(refused((70, 10)))
-    assert refused((64,), slots=3, rank=32) is None  # 96 ranks in all
-    assert "128 ranks" in str(refused((64,), slots=3, rank=33))
-    assert refused((64,), tokens=2, slots=3, rank=64) is None  # two adapters at most
+    assert refused((64,), tokens=40, slots=10, rank=48) is None  # 30 pairs
+    assert "too many" in str(refused((64,), tokens=40, slots=10, rank=49))
+    assert refused((64,), tokens=2, slots=10, rank=256) is None  # two adapters at most
+    assert "too many" in str(refused((64,), tokens=64, slots=29, rank=8))  # 33 tiles
     assert "multiples of 16 bytes" in str(refused((64,), columns=60))
 
 
-def test_two_launches_take_no_large_tiles() -> None:
+def test_two_launches_take_what_has_room_beside_two_stages() -> None:
+    # A·x of 64 tokens, three pieces and 176 ranks is 66 KiB.
+    assert refused((64, 64, 64), tokens=2, slots=2, rank=176) is None
+    tile = Tile("cluster", 128, 1, 64, 3)
+    assert "no room" in str(refused((64, 64, 64), tokens=2, slots=2, rank=240, tile=tile))
+
+
+def test_two_launches_take_no_large_tiles_of_tokens() -> None:
     assert "tiles of 16" in str(refused((64,), tokens=700, rank=8))
+    assert "64 tokens" in str(refused((64,), tile=Tile("multicast", 64, 1, 128, 2, share=2, cluster=2)))

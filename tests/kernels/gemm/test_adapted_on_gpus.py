@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from stoker_kernels import lora
 from stoker_kernels.gemm import adapted_linear, adapted_silu_mul, linear
+from stoker_kernels.launch import pdl
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget
+from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
 BF16 = torch.bfloat16
@@ -28,6 +31,54 @@ def slab_target(
     slab = slab.to(BF16).cuda()
     a = slab[:, :, : pieces * columns].view(slots, max_rank, pieces, columns)
     return LoraTarget(a, slab[:, :, pieces * columns :][..., : sum(rows)], ranks.cuda(), rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_wait_for_words_alone(seed: int) -> None:
+    """Gate and up, then down, of several layers with dependent launches, replayed: the plan changes between replays."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    tokens, hidden, inner = rng.choice([1, 5, 8, 19, 32, 64]), 1472, 3008
+    slots, max_rank = rng.choice([1, 4, 9]), rng.choice([5, 16, 40])
+    turn = torch.zeros(1, dtype=torch.int32, device="cuda")
+    layers = []
+    for _ in range(3):
+        pair = []
+        for columns, rows in ((hidden, (inner, inner)), (inner, (hidden,))):
+            target = slab_target(generator, slots, max_rank, columns, rows)
+            target = replace(target, words=torch.zeros(lora.WORDS, dtype=torch.int32, device="cuda"))
+            weight = torch.randn((sum(rows), columns), generator=generator) * columns**-0.5
+            pair.append((LinearWeight(weight.to(BF16).cuda()), target))
+        layers.append(pair)
+    first = torch.randn((tokens, hidden), generator=generator).to(BF16).cuda()
+    of_token = torch.randint(-1, slots, (tokens,), generator=generator, dtype=torch.int32).cuda()
+    room = max(lora.scratch_elements(tokens, slots, max_rank, 2, columns) for columns in (hidden, inner))
+    plan = LoraPlan.allocate(tokens, slots, first.device, turn).of(of_token, slots)
+    scratch, norm = torch.full((room,), torch.nan, device="cuda"), torch.ones(hidden, dtype=BF16, device="cuda")
+
+    def body(*, words: bool) -> torch.Tensor:
+        lora.group_tokens(of_token, slots, plan)
+        x, residual = first, first.clone()
+        for pair in layers:
+            x = add_rms_norm(x, residual, norm, 1e-6)
+            step = LoraStep(plan, scratch, planned=words)
+            x = adapted_silu_mul(x, *pair[0], step)
+            x = adapted_linear(x, *pair[1], step)
+        return x
+
+    pdl.enable_pdl(True)
+    try:
+        body(words=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = body(words=True)
+        for _ in range(20):
+            of_token.copy_(of_token.roll(1))
+            scratch.fill_(torch.nan)
+            graph.replay()
+            assert torch.equal(got, body(words=False))
+    finally:
+        pdl.enable_pdl(False)
 
 
 @pytest.mark.gpu

@@ -44,7 +44,7 @@ def run(
     machine: Machine, tile: Tile, m: int, k: int, rows: tuple[int, ...], slots: int, max_rank: int, seed: int = 0
 ) -> torch.Tensor:
     """Run both launches on random operands, and compare with the definition; returns the result."""
-    generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(seed)
+    generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(m * k + max_rank + seed)
     x = torch.randn((m, k), generator=generator).to(BF16)
     n = sum(rows)
     weight = (torch.randn((n, k), generator=generator) * k**-0.5).to(BF16)
@@ -52,13 +52,17 @@ def run(
     target = target_of(generator, slots, max_rank, k, rows)
     tokens = torch.randint(-1, slots, (m,), generator=generator, dtype=torch.int32)
     tokens[0] = 0
-    step = step_of(tokens, target, planned=rng.random() < 0.5)
+    words = torch.zeros(lora.WORDS, dtype=torch.int32) if rng.random() < 0.7 else None
+    target = replace(target, words=words)
+    step = step_of(tokens, target, planned=rng.random() < 0.7)
+    step.plan.turn.fill_(rng.randrange(1, 2**31))
     out = torch.full((m, n // 2 if tile.gated else n), torch.nan, dtype=BF16)
     operands = Operands(x, weight, out, bias)
     assert small.refusal(tile, operands) is None
-    assert adapted.refusal(operands, target, step) is None
-    machine.x, machine.out = x, step.scratch
-    adapted.run(replace(tile, adapted=True), operands, target, step)
+    assert adapted.refusal(tile, operands, target, step) is None
+    machine.x, machine.out, machine.words = x, step.scratch, lora.words_of(target, step)
+    adapted.run(tile, operands, target, step)
+    assert machine.ran.startswith(f"sm90_bf16_gemm_{'gated' if tile.gated else tile.family}_adapted")
     want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
     scratch = torch.empty(lora.scratch_elements(m, slots, max_rank, len(rows), k))
     lora.shrink_lora(x, target, step.plan, scratch, planned=False)
@@ -68,6 +72,8 @@ def run(
         want = gate * torch.sigmoid(gate) * up
     torch.testing.assert_close(out.float(), want, rtol=2.0**-7, atol=4e-3, equal_nan=True)
     assert not out[(tokens != 1) | (slots == 1)].isnan().any()
+    if machine.words is not None:
+        assert machine.words.tolist() == [*[int(step.plan.turn)] * 2, 0, 0]
     return out
 
 
@@ -86,6 +92,27 @@ def test_gated_products_match(adapted_machine: Machine, size: int, chunks: int, 
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster, gated=True)
     run(adapted_machine, tile, 6, 576, (264, 264), slots=5, max_rank=16)
     run(adapted_machine, tile, 3, 576, (264, 264), slots=6, max_rank=24)
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "tokens", "cluster", "gated"),
+    [(64, 2, 16, 3, False), (128, 1, 64, 2, False), (64, 1, 32, 2, True), (128, 1, 64, 1, True)],
+)
+def test_blocks_of_tokens_match(
+    adapted_machine: Machine, size: int, chunks: int, tokens: int, cluster: int, gated: bool
+) -> None:
+    # More pairs than a stage holds, of adapters whose ranks are no sixteens.
+    tile = Tile("cluster", size, chunks, tokens, 2, 1, cluster, gated=gated)
+    rows = (152, 152) if gated else (72, 56, 128)
+    run(adapted_machine, tile, tokens - 5, 448, rows, slots=8, max_rank=16)
+    run(adapted_machine, tile, tokens // 2 + 3, 576, rows, slots=5, max_rank=39)
+
+
+@pytest.mark.parametrize(("size", "share", "split"), [(128, 1, 3), (64, 2, 2), (64, 4, 1)])
+def test_parts_of_k_share_the_pairs(adapted_machine: Machine, size: int, share: int, split: int) -> None:
+    tile = Tile("multicast", size, 1, 64, 3, 1, share * split, share=share)
+    run(adapted_machine, tile, 64, 448, (136, 56), slots=8, max_rank=16)
+    run(adapted_machine, tile, 37, 512, (264,), slots=9, max_rank=40)
 
 
 def test_a_wide_input_is_shrunk_in_rounds(adapted_machine: Machine) -> None:

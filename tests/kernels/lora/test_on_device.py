@@ -54,8 +54,12 @@ def test_tokens_are_grouped_by_slot(seed: int, device: torch.device) -> None:
     got, expected = (lora.LoraPlan.allocate(1024, slots, device).of(adapters, slots) for _ in range(2))
     got.order.fill_(99)
     got.adapters.fill_(99)
+    for each in (got, expected):
+        each.turn.fill_(rng.randrange(2**30))
+    turns = [int(each.turn) + 1 for each in (got, expected)]
     lora.group_tokens(adapters, slots, got)
     reference.group_tokens(adapters, slots, expected)
+    assert [int(each.turn) for each in (got, expected)] == turns
     assert torch.equal(got.adapters, expected.adapters)
     assert torch.equal(got.order, expected.order)
     present = got.order[got.order >= 0].sort().values

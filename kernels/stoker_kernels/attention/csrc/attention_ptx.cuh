@@ -1,4 +1,4 @@
-// PTX that attention needs besides ptx.cuh: transposed fragments, bulk copies.
+// PTX that attention needs besides ptx.cuh: a transposed fragment, bulk copies.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -7,13 +7,6 @@
 namespace stoker {
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
 
 // Transposes an 8x8 matrix of 16-bit values held as an accumulator fragment, so that it becomes a B fragment.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {

@@ -1,136 +1,209 @@
 // What adapters add to a tile: B · s, where s = A · x was computed before (lora/csrc), each token with its own adapter's B.
 //
-// For one block of 8 tokens. The tile's sums are fragments of mma.m16n8k16 with rows of the weight as M and tokens as N. So
-// a warp multiplies its 16 rows of each adapter's B with the block, where s is zero for the tokens of others: their sums
-// stay as they are, bit for bit, and a token's bits do not depend on who is beside it. B is finite, or 0 · B would be none.
+// A pair is an adapter of the step and 16 of its ranks. Behind the k blocks of a tile the ring carries the tile's rows of
+// B of each pair, several a stage, as a further part of K: they stream as W does. A warp multiplies its 16 rows of them
+// with all tokens, where s is zero for the tokens of others: their sums stay as they are, bit for bit. Of a tile that
+// several CTAs share, a pair's slot decides which of them adds it. So a token's bits do not depend on who is beside it.
+// B is finite, or 0 · B would be none.
 #pragma once
+#include <cuda.h>
+
 #include "gemm_epilogue.cuh"
 
 namespace stoker {
 
-struct AdapterPairs;
-struct AdapterTile;
+struct PairList;
+template <int MT, bool GATED>
+struct AdapterTokens;
 
 struct NoAdapters {
-  struct Nothing {
-    template <typename... Any>
-    __device__ explicit Nothing(const Any&...) {}
+  template <int MT, bool GATED>
+  struct Tokens {
+    __device__ Tokens(const NoAdapters&, int, PairList*) {}
   };
-  using Pairs = Nothing;
-  using Tile = Nothing;
-  static constexpr bool present = false, planned = true;
+  __device__ void wait_for_x() const { grid_dependency_wait(); }
+  static constexpr bool present = false;
+};
+
+constexpr int MOST_PAIRS = 32, PAIR_RANKS = 16;
+
+// In shared memory: the pairs of a step, those of the first ranks first. [1]: those that this CTA adds to a shared tile.
+// Behind it lies s. small.py reserves as much.
+struct alignas(8) PairList {
+  int count[2];
+  int pairs[2][MOST_PAIRS];  // slot · 2^16 + which 16 ranks · 2^8 + how many of them the adapter has
+
+  __device__ static int slot(int pair) { return pair >> 16; }
+  __device__ static int start(int pair) { return (pair >> 8 & 255) * PAIR_RANKS; }
+  __device__ static int owned(int pair) { return pair & 255; }
 };
 
 struct AdapterArguments {
-  using Pairs = AdapterPairs;
-  using Tile = AdapterTile;
+  template <int MT, bool GATED>
+  using Tokens = AdapterTokens<MT, GATED>;
   static constexpr bool present = true;
-  const __nv_bfloat16* b;       // [slots][ranks][rows of the weight]; beyond a slot's own ranks it holds anything
   const __nv_bfloat16* shrunk;  // s, [m][pieces][row_ranks]; where a slot has no rank it holds anything
   const int* of_token;          // [m]: the slot of each token, or -1
-  const int* of_tile;           // [tiles]: slots in their order, then -1; one may stand several times
+  const int* of_tile;           // [tiles]: slots in their order, then -1; one may stand several times; at most 32 tiles
   const int* ranks;             // by slot
-  int64_t slot_stride;          // of b, in elements
-  int rank_stride, row_ranks, pieces, tiles;
+  const int* turn;              // what the words hold when they are true
+  const int* words;             // [x has been written][s has been written], or null: wait for the kernel before
+  int row_ranks, pieces, tiles;
   int ends[2];  // the first rows of the second and the third piece
-  int planned;  // of_token, of_tile and ranks may be read before the kernel before has ended
-};
+  int planned;  // of_token, of_tile, ranks and turn may be read before the kernel before has ended
 
-// A group's rows of the weight by eights, as a warp's fragments hold them: two of each warp, and the piece of each.
-struct AdapterRows {
-  int row[2], piece[2];
-  bool inside[2];
-
-  // `first`: the group's first row of a tile; gated, of two halves of `columns` by eights in turn.
-  __device__ AdapterRows(const AdapterArguments& a, int first, int columns, bool gated) {
-    const int warp = threadIdx.x % GROUP_THREADS / 32;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int at = gated ? first / 2 + warp * 8 : first + warp * 16 + 8 * h;
-      inside[h] = at < columns;
-      row[h] = at + (gated ? h * columns : 0);
-      piece[h] = (row[h] >= a.ends[0]) + (row[h] >= a.ends[1]);
-    }
+  __device__ void wait_for_x() const { words ? wait_for_word(words, *turn) : grid_dependency_wait(); }
+  __device__ void wait_for_s() const {
+    if (words) wait_for_word(words + 1, *turn);
   }
 };
 
-// An adapter and 16 of its ranks: pair i of a step is in lane i of each warp, those of the first ranks first.
-struct AdapterPairs {
-  static constexpr int MOST = 8;
-  int slot = 0, start = 0, owned = 0, count = 0;  // count: of all lanes' pairs, at most MOST
+// A warp writes the list. At most MOST_PAIRS pairs; `rank` of `size` CTAs that share a tile is this one.
+__device__ __forceinline__ void list_pairs(const AdapterArguments& a, PairList& list, int rank, int size) {
+  const int lane = threadIdx.x % 32;
+  const unsigned before = (1u << lane) - 1;
+  const int slot = lane < a.tiles ? a.of_tile[lane] : -1, last = __shfl_up_sync(~0u, slot, 1);
+  const bool first = slot >= 0 && (lane == 0 || last != slot);
+  const int owned = first ? a.ranks[slot] : 0;
+  int count[2] = {0, 0};
+  for (int block = 0;; ++block) {
+    const int left = owned - block * PAIR_RANKS;
+    const unsigned there = __ballot_sync(~0u, left > 0), here = __ballot_sync(~0u, left > 0 && (slot + block) % size == rank);
+    if (there == 0) break;
+    const int pair = slot << 16 | block << 8 | min(left, PAIR_RANKS);
+    if (there >> lane & 1) list.pairs[0][count[0] + __popc(there & before)] = pair;
+    if (here >> lane & 1) list.pairs[1][count[1] + __popc(here & before)] = pair;
+    count[0] += __popc(there), count[1] += __popc(here);
+  }
+  if (lane == 0) list.count[0] = count[0], list.count[1] = count[1];
+  __syncwarp();
+}
 
-  __device__ explicit AdapterPairs(const AdapterArguments& a) {
-    const int lane = threadIdx.x % 32;  // a step of up to 8 tokens has up to 8 tiles
-    const int slot_here = lane < a.tiles ? a.of_tile[lane] : -1;
-    const bool again = lane > 0 && slot_here >= 0 && a.of_tile[lane - 1] == slot_here;
-    const int owned_here = slot_here >= 0 && !again ? a.ranks[slot_here] : 0;
-    for (int from = 0, before = -1; count != before; from += 16) {
-      before = count;
-      for (unsigned left = __ballot_sync(~0u, owned_here > from); left != 0; left &= left - 1) {
-        const int holder = __ffs(left) - 1;
-        const int slot_there = __shfl_sync(~0u, slot_here, holder), owned_there = __shfl_sync(~0u, owned_here, holder);
-        if (lane == count) slot = slot_there, start = from, owned = owned_there;
-        ++count;
+// Sixteen rows of the weight and 16 ranks: [rows of eight h + 2 · ranks of eight k].
+struct PairFragment {
+  uint32_t b[4];
+};
+
+// How a stage of the ring carries pairs: 16 ranks × 64 rows of the weight are a box of 2 KiB, a rank a row, swizzled. Two
+// boxes hold the rows of gate and of up, a rank of the one and of the other in turn; of 64 rows of a gated tile half of
+// them go unused.
+template <int BN, int KC, bool GATED>
+struct PairStage {
+  static constexpr int bytes = GATED ? 4096 : BN * 32, most = BN * 128 * KC / bytes;
+
+  // One thread: the pairs of `list` from `at` on, for the tile of this number, and with the CTA's `first` ones s.
+  __device__ static void load(uint32_t to, uint32_t full, const CUtensorMap& b_map, const AdapterArguments& a, int m,
+                              PairList& list, int which, int at, int tile, bool first, uint64_t policy) {
+    const int count = min(most, list.count[which] - at), s_bytes = m * a.pieces * a.row_ranks * 2;
+    mbarrier_arrive_expect(full, count * bytes + (first ? s_bytes : 0));
+    for (int i = 0; i < count; ++i, to += bytes) {
+      const int pair = list.pairs[which][at + i];
+      if constexpr (GATED) {
+        tensor_load_4d(to, &b_map, tile * (BN / 2), 0, PairList::start(pair), PairList::slot(pair), full, policy);
+      } else {
+#pragma unroll
+        for (int group = 0; group < BN / GROUP_ROWS; ++group) {
+          tensor_load_4d(to + group * 2048, &b_map, tile * BN + group * GROUP_ROWS, 0, PairList::start(pair),
+                         PairList::slot(pair), full, policy);
+        }
       }
     }
+    if (!first) return;
+    a.wait_for_s();
+    proxy_fence_async_global();
+    bulk_load(shared_address(&list + 1), a.shrunk, s_bytes, full, policy_evict_last());
+  }
+
+  // A warp's 16 rows of a group × 16 ranks of one pair that lies at `from`, zero where there is no rank.
+  __device__ static PairFragment fragment(uint32_t from, int group, int pair) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP_THREADS / 32;
+    const int rank = lane / 16 * 8 + lane % 8, half = lane / 8 % 2;  // of the matrix that this lane has a row of
+    const int row = GATED ? rank * 2 + half : rank, eight = GATED ? group * 4 + warp : warp * 2 + half;
+    PairFragment made;
+    ldmatrix_x4_trans(made.b, from + (GATED ? 0 : group * 2048) + row * 128 + ((eight ^ row % 8) << 4));
+    const int left = PairList::owned(pair) - lane % 4 * 2;
+    if (PairList::owned(pair) < PAIR_RANKS) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) made.b[i] &= left - i / 2 * 8 >= 2 ? ~0u : left - i / 2 * 8 == 1 ? 0xFFFFu : 0u;
+    }
+    return made;
   }
 };
 
-// What a warp holds of B for one tile: a fragment for each pair, whose loads run beside the tile's main loop.
-struct AdapterTile {
-  AdapterRows rows;
-  uint32_t held[AdapterPairs::MOST][4];
+// What the consumers of a CTA know of the step's tokens: whose they are, and s in shared memory, [m][pieces][row_ranks].
+template <int MT, bool GATED>
+struct AdapterTokens {
+  const AdapterArguments& a;
+  uint32_t shared;
+  uint32_t own[(MT + 31) / 32];  // the slot of token lane / 4 of each block, a byte each; 255: none
 
-  __device__ AdapterTile(const AdapterArguments& a, const AdapterPairs& pairs, int first, int columns, bool gated)
-      : rows(a, first, columns, gated) {
+  __device__ AdapterTokens(const AdapterArguments& a_, int m, PairList* list) : a(a_), shared(shared_address(list + 1)) {
+    if (!a.planned) grid_dependency_wait();
+#pragma unroll
+    for (int j = 0; j < MT / 8; ++j) {
+      const int token = 8 * j + threadIdx.x % 32 / 4;
+      const uint32_t slot = (token < m ? a.of_token[token] : -1) & 255;
+      own[j / 4] = slot << j % 4 * 8 | (j % 4 ? own[j / 4] : 0);
+    }
+  }
+
+  // s of 16 ranks of one piece, as fragments of each block.
+  __device__ __forceinline__ void load(uint32_t (&s)[MT / 8][2], int piece, int start) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < AdapterPairs::MOST; ++i) {
-      if (i >= pairs.count) break;
-      const int64_t slot = __shfl_sync(~0u, pairs.slot, i);
-      const int start = __shfl_sync(~0u, pairs.start, i), owned = __shfl_sync(~0u, pairs.owned, i);
-      // Fragment h + 2k: eight rows h, ranks 8k to 8k + 7, a rank a row until it is transposed.
+    for (int j = 0; j < MT / 8; j += 2) {
+      const int token = 8 * (MT > 8 ? j + lane / 16 : 0) + lane % 8;
+      uint32_t two[4];
+      ldmatrix_x4(two, shared + ((token * a.pieces + piece) * a.row_ranks + start + lane / 8 % 2 * 8) * 2);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int rank = start + 8 * k + lane / 4;
-        const __nv_bfloat16* of_rank = a.b + slot * a.slot_stride + static_cast<int64_t>(rank) * a.rank_stride;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const bool there = rank < owned && rows.inside[h];
-          held[i][h + 2 * k] = there ? *reinterpret_cast<const uint32_t*>(of_rank + rows.row[h] + 2 * (lane % 4)) : 0;
-        }
+      for (int v = 0; v < 4; ++v) {
+        if (j + v / 2 < MT / 8) s[j + v / 2][v % 2] = two[v];
       }
     }
   }
 
-  // Adds to the sums of the step's block of tokens.
-  __device__ __forceinline__ void add(const AdapterArguments& a, const AdapterPairs& pairs, int m, float (&sums)[4]) const {
-    const int lane = threadIdx.x % 32, token = lane / 4;
-    const bool there = token < m, one_piece = rows.piece[0] == rows.piece[1];
-    const int own = there ? a.of_token[token] : -1;
-    int ready = -1;  // the rank from which on s is there
-    uint32_t s[2][2];
+  // Adds what a stage carries, the pairs of `list` from `at` on, to the sums of a group's rows from `first` on. `columns`:
+  // of the result.
+  template <int BN, int KC>
+  __device__ __forceinline__ void add(const PairList& list, int which, int at, uint32_t stage, int group, int first,
+                                      int columns, float (&acc)[MT / 2]) const {
+    using Pairs = PairStage<BN, KC, GATED>;
+    const int warp = threadIdx.x % GROUP_THREADS / 32, count = min(Pairs::most, list.count[which] - at);
+    int piece[2];
 #pragma unroll
-    for (int i = 0; i < AdapterPairs::MOST; ++i) {
-      if (i >= pairs.count) break;
-      const int slot = __shfl_sync(~0u, pairs.slot, i), start = __shfl_sync(~0u, pairs.start, i);
-      if (start != ready) {
-        ready = start;
+    for (int h = 0; h < 2; ++h) {
+      const int row = GATED ? first / 2 + warp * 8 + h * columns : first + warp * 16 + 8 * h;
+      piece[h] = (row >= a.ends[0]) + (row >= a.ends[1]);
+    }
+    const bool both = !GATED && piece[0] == piece[1];
+#pragma unroll 1
+    for (int h = 0; h < (both ? 1 : 2); ++h) {
+      const uint32_t low = both || h == 0 ? ~0u : 0, high = both || h == 1 ? ~0u : 0;
+      uint32_t s[MT / 8][2];
+      int start = -1, next = list.pairs[which][at];
+      PairFragment coming = Pairs::fragment(stage, group, next);
+#pragma unroll 1
+      for (int p = 0; p < count; ++p) {
+        const int pair = next;
+        PairFragment of = coming;
+        if (start != PairList::start(pair)) load(s, h == 0 ? piece[0] : piece[1], start = PairList::start(pair));
+        if (p + 1 < count) {  // on its way while this one is multiplied
+          next = list.pairs[which][at + p + 1];
+          coming = Pairs::fragment(stage + (p + 1) * Pairs::bytes, group, next);
+        }
+        of.b[0] &= low, of.b[1] &= high, of.b[2] &= low, of.b[3] &= high;
+        uint32_t others[(MT + 31) / 32];  // a byte that is zero where the token is this slot's
 #pragma unroll
-        for (int pass = 0; pass < 2; ++pass) {
-          if (pass == 1 && one_piece) break;
-          const __nv_bfloat16* at = a.shrunk + (token * a.pieces + rows.piece[pass]) * a.row_ranks + start + 2 * (lane % 4);
+        for (int i = 0; i < (MT + 31) / 32; ++i) others[i] = own[i] ^ PairList::slot(pair) * 0x01010101u;
 #pragma unroll
-          for (int k = 0; k < 2; ++k) s[pass][k] = there ? *reinterpret_cast<const uint32_t*>(at + 8 * k) : 0;
+        for (int j = 0; j < MT / 8; ++j) {
+          float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+          const bool mine = (others[j / 4] & 255u << j % 4 * 8) == 0;
+          mma_m16n8k16_bf16(sums, of.b, mine ? s[j][0] : 0, mine ? s[j][1] : 0);
+#pragma unroll
+          for (int v = 0; v < 4; ++v) acc[4 * j + v] = sums[v];
         }
       }
-      uint32_t b[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) b[k] = transpose_matrix(held[i][k]);
-      const uint32_t low[4] = {b[0], one_piece ? b[1] : 0, b[2], one_piece ? b[3] : 0}, high[4] = {0, b[1], 0, b[3]};
-      const bool mine = own == slot;
-      mma_m16n8k16_bf16(sums, low, mine ? s[0][0] : 0, mine ? s[0][1] : 0);
-      if (!one_piece) mma_m16n8k16_bf16(sums, high, mine ? s[1][0] : 0, mine ? s[1][1] : 0);
     }
   }
 };

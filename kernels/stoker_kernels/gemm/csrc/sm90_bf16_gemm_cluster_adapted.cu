@@ -1,7 +1,15 @@
-// bf16 weights and activations of up to 8 tokens, with what adapters add; see sm90_gemm_cluster.cuh.
+// bf16 weights and activations, with what adapters add; see sm90_gemm_cluster.cuh.
 #include "sm90_gemm_cluster.cuh"
 
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 64, 1)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 64, 2)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 128, 1)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 128, 2)
+#define TOKENS(BN, KC)                                                                  \
+  STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, BN, KC, 8)    \
+  STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, BN, KC, 16)   \
+  STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, BN, KC, 32)   \
+  STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, BN, KC, 64)
+
+TOKENS(64, 1)
+TOKENS(64, 2)
+TOKENS(128, 1)
+TOKENS(128, 2)
+
+#undef TOKENS

@@ -9,7 +9,7 @@
 // Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
 // chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
 //
-// Adapters, of up to 8 tokens: what they add to a tile joins its sums before they are stored (gemm_adapters.cuh).
+// Adapters: what they add to a tile is a further part of its K, behind the k blocks (gemm_adapters.cuh).
 //
 // GATED: W stacks the rows of a gate and of an up projection, and the result is silu(gate) · up, [M, N / 2]. The map of W
 // has four dimensions, so that TMA lays 8 rows of gate and 8 of up side by side and one thread holds both sums.
@@ -23,7 +23,8 @@
 
 namespace stoker {
 
-// [stages of W and x][staging][sums from the other CTAs][full][empty][received barriers]; small.py reserves as much.
+// [stages of W and x][staging][sums from the other CTAs][full][empty][received barriers], with adapters [a barrier][their
+// pairs][s]; small.py reserves as much.
 template <int BN, int KC, int MT>
 struct ClusterRing {
   static constexpr int w_bytes = BN * 128 * KC, x_bytes = MT * 128 * KC, stage_bytes = w_bytes + x_bytes;
@@ -31,9 +32,10 @@ struct ClusterRing {
   static constexpr int block_bytes = GROUP_THREADS * 16;           // a group's fp32 sums of one block
 
   int size, owned;  // CTAs of the cluster; most blocks that one of them sums up
-  uint32_t base, sums, full, empty, received;
+  uint32_t base, sums, full, empty, received, listed;
   unsigned char* staging;
   unsigned char* sums_pointer;
+  PairList* list;
 
   __device__ ClusterRing(unsigned char* raw, int stages, int size_) : size(size_), owned((blocks + size_ - 1) / size_) {
     const uint32_t start = shared_address(raw), aligned = (start + 1023) & ~1023u;
@@ -44,6 +46,8 @@ struct ClusterRing {
     full = sums + (size - 1) * groups * owned * block_bytes;
     empty = full + 8 * stages;
     received = empty + 8 * stages;
+    listed = received + 16;
+    list = reinterpret_cast<PairList*>(raw + (listed + 8 - start));
   }
   __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
   __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
@@ -55,44 +59,95 @@ struct ClusterRing {
   __device__ int blocks_of(int rank) const { return rank < blocks ? (blocks - 1 - rank) / size + 1 : 0; }
 };
 
+// One thread's loads of a k block to a stage.
 template <typename T, int BN, int KC, int MT, bool GATED>
-__device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensorMap& x_map, const ClusterSplit& part,
-                                        const ClusterRing<BN, KC, MT>& ring, int stages) {
-  const uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  auto load_w = [&](const ClusterWalk& u, int stage) {
+struct ClusterLoads {
+  const CUtensorMap &w_map, &x_map;
+  const ClusterRing<BN, KC, MT>& ring;
+  uint64_t once = policy_evict_first(), keep = policy_evict_last();
+
+  __device__ void w(int tile, int k_block, int stage) const {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
 #pragma unroll
     for (int c = 0; c < KC; ++c) {
-      const int k = (u.k_block * KC + c) * Chunk<T>::elements;
+      const int k = (k_block * KC + c) * Chunk<T>::elements;
       if constexpr (GATED) {
-        tensor_load_4d(ring.w(stage) + c * BN * 128, &w_map, k, 0, 0, u.segment.tile * (BN / 16), ring.full + 8 * stage,
-                       once);
+        tensor_load_4d(ring.w(stage) + c * BN * 128, &w_map, k, 0, 0, tile * (BN / 16), ring.full + 8 * stage, once);
       } else {
-        tensor_load_2d(ring.w(stage) + c * BN * 128, &w_map, k, u.segment.tile * BN, ring.full + 8 * stage, once);
+        tensor_load_2d(ring.w(stage) + c * BN * 128, &w_map, k, tile * BN, ring.full + 8 * stage, once);
       }
     }
-  };
-  auto load_x = [&](const ClusterWalk& u, int stage) {
+  }
+  __device__ void x(int k_block, int stage) const {
 #pragma unroll
     for (int c = 0; c < KC; ++c) {
-      tensor_load_2d(ring.x(stage) + c * MT * 128, &x_map, (u.k_block * KC + c) * Chunk<T>::elements, 0,
+      tensor_load_2d(ring.x(stage) + c * MT * 128, &x_map, (k_block * KC + c) * Chunk<T>::elements, 0,
                      ring.full + 8 * stage, keep);
     }
-  };
+  }
+};
+
+template <typename T, int BN, int KC, int MT, bool GATED>
+__device__ __forceinline__ void produce(const ClusterLoads<T, BN, KC, MT, GATED>& load, const ClusterSplit& part,
+                                        const ClusterRing<BN, KC, MT>& ring, int stages) {
   const int units = part.units(), ahead = min(units, stages);
   ClusterWalk walk(part), walk_x(part);
-  for (int i = 0; i < ahead; ++i, walk.next()) load_w(walk, i);
+  for (int i = 0; i < ahead; ++i, walk.next()) load.w(walk.segment.tile, walk.k_block, i);
   grid_dependency_wait();
   proxy_fence_async_global();
-  for (int i = 0; i < ahead; ++i, walk_x.next()) load_x(walk_x, i);
+  for (int i = 0; i < ahead; ++i, walk_x.next()) load.x(walk_x.k_block, i);
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release that allows its next use
   for (int i = ahead; i < units; ++i, walk.next()) {
     mbarrier_wait(ring.empty + 8 * stage, parity);
-    load_w(walk, stage);
-    load_x(walk, stage);
+    load.w(walk.segment.tile, walk.k_block, stage);
+    load.x(walk.k_block, stage);
     if (++stage == stages) stage = 0, parity ^= 1;
   }
+}
+
+// `produce` with the pairs of each tile behind its k blocks; a whole warp, of which one lane loads.
+template <typename T, int BN, int KC, int MT, bool GATED>
+__device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT, GATED>& load, const ClusterSplit& part,
+                                                const ClusterRing<BN, KC, MT>& ring, const GemmArguments& g,
+                                                const CUtensorMap& b_map, const AdapterArguments& adapters) {
+  using Pairs = PairStage<BN, KC, GATED>;
+  const bool issues = threadIdx.x % 32 == 0;
+  const ClusterSplit::Segment first = part.segment(0);
+  const int stages = g.stages, ahead = min(first.end - first.begin, stages);
+  if (issues) {
+    for (int i = 0; i < ahead; ++i) load.w(first.tile, first.begin + i, i);
+  }
+  __syncwarp();
+  if (!adapters.planned) grid_dependency_wait();
+  list_pairs(adapters, *ring.list, part.rank, part.size);
+  if (!issues) return;
+  mbarrier_arrive(ring.listed);
+  adapters.wait_for_x();
+  proxy_fence_async_global();
+  for (int i = 0; i < ahead; ++i) load.x(first.begin + i, i);
+  int stage = ahead == stages ? 0 : ahead;
+  uint32_t parity = ahead == stages ? 0 : 1;  // of the stage's release that allows its next use; there is none before the first
+  bool has_s = false;
+  auto next = [&] {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  };
+  for (int i = 0; i < part.segments(); ++i) {
+    const ClusterSplit::Segment segment = part.segment(i);
+    for (int k_block = segment.begin + (i == 0 ? ahead : 0); k_block < segment.end; ++k_block, next()) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      load.w(segment.tile, k_block, stage);
+      load.x(k_block, stage);
+    }
+    const int which = i < part.shared;
+    for (int at = 0; at < ring.list->count[which]; at += Pairs::most, next()) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, adapters, g.m, *ring.list, which, at, segment.tile,
+                  !has_s, load.once);
+      has_s = true;
+    }
+  }
+  grid_dependency_wait();  // who waits for the end of this grid waits for that of those before
 }
 
 // Sends each block of `acc` to the CTA that sums it and adds what the others sent here, in the order of their ranks.
@@ -134,13 +189,11 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   float acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
-  if (!adapters.planned) grid_dependency_wait();
-  const typename Adapters::Pairs pairs(adapters);
-  grid_dependency_wait();
+  if constexpr (!Adapters::present) grid_dependency_wait();
+  typename Adapters::template Tokens<MT, GATED> tokens(adapters, g.m, ring.list);
   for (int i = 0; i < part.segments(); ++i) {
     const ClusterSplit::Segment segment = part.segment(i);
     const int row = segment.tile * BN + group * GROUP_ROWS;
-    const typename Adapters::Tile added(adapters, pairs, row, g.n, GATED);
     int held = -1;  // stage whose products may still run
     for (int kb = segment.begin; kb < segment.end; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -165,14 +218,21 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     wgmma_results(acc);
     if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
     const bool alone = i >= part.shared;
+    if constexpr (Adapters::present) {
+      using Pairs = PairStage<BN, KC, GATED>;
+      mbarrier_wait(ring.listed, 0);
+      for (int at = 0; at < ring.list->count[!alone]; at += Pairs::most) {
+        mbarrier_wait(ring.full + 8 * stage, parity);
+        tokens.template add<BN, KC>(*ring.list, !alone, at, ring.w(stage), group, row, g.n, acc);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
+        if (++stage == g.stages) stage = 0, parity ^= 1;
+      }
+    }
     if (!alone) sum_over_cluster(ring, part.rank, group, acc);
     if (alone || part.rank < MT / 8) {
       const int first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
       unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
-      if constexpr (Adapters::present) {
-        static_assert(MT == 8, "adapters add to one block of tokens");
-        added.add(adapters, pairs, g.m, acc);
-      }
       if constexpr (GATED) {
         store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
       } else {
@@ -182,9 +242,11 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   }
 }
 
+// `b_map`: of adapters; without any it is not used.
 template <typename T, int BN, int KC, int MT, bool GATED = false, typename Adapters = NoAdapters>
 __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                  const GemmArguments& g, const Adapters& adapters = {}) {
+                                                  const GemmArguments& g, const CUtensorMap& b_map,
+                                                  const Adapters& adapters = {}) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const int size = cluster_size(), rank = cluster_rank();
@@ -199,6 +261,10 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
       mbarrier_init(ring.empty + 8 * s, groups * 4);  // one arrival per consumer warp
     }
     for (int group = 0; group < groups; ++group) mbarrier_init(ring.received + 8 * group, 1);
+    if constexpr (Adapters::present) {
+      tensor_map_prefetch(&b_map);
+      mbarrier_init(ring.listed, 1);
+    }
     mbarrier_init_fence();
     if (part.shared && size > 1) {
       const uint32_t bytes = (size - 1) * ring.blocks_of(rank) * ring.block_bytes;
@@ -209,7 +275,12 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   cluster_arrive();
   launch_dependents();
   if (producer) {
-    if (threadIdx.x % 32 == 0) produce<T, BN, KC, MT, GATED>(w_map, x_map, part, ring, g.stages);
+    const ClusterLoads<T, BN, KC, MT, GATED> load{w_map, x_map, ring};
+    if constexpr (Adapters::present) {
+      produce_adapted<T, BN, KC, MT, GATED>(load, part, ring, g, b_map, adapters);
+    } else if (threadIdx.x % 32 == 0) {
+      produce<T, BN, KC, MT, GATED>(load, part, ring, g.stages);
+    }
   } else {
     consume<T, BN, KC, MT, GATED>(g, part, ring, adapters);
   }
@@ -222,12 +293,13 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) * (MT) < 128 * 128 ? 2 : 1)                                 \
       NAME##_n##BN##_c##KC##_m##MT(const __grid_constant__ CUtensorMap w_map,                                      \
                                    const __grid_constant__ CUtensorMap x_map, const __grid_constant__ stoker::GemmArguments g) { \
-    stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g);                                                     \
+    stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g, w_map);                                                     \
   }
 
-#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC)                                                       \
-  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c##KC##_m8(                         \
-      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                         \
-      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) { \
-    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, 8, GATED>(w_map, x_map, g, adapters);                          \
+#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC, MT)                                                      \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c##KC##_m##MT(                         \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                            \
+      const __grid_constant__ CUtensorMap b_map, const __grid_constant__ stoker::GemmArguments g,                      \
+      const __grid_constant__ stoker::AdapterArguments adapters) {                                                     \
+    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, MT, GATED>(w_map, x_map, g, b_map, adapters);                     \
   }

@@ -7,13 +7,15 @@
 // A cluster has no second tile, so after the last k block the ring is free: sums and staging lie where it was, behind a
 // barrier of the cluster that says that every CTA has read its ring.
 //
+// Adapters: what they add to a tile is a further part of a CTA's k blocks, behind them (gemm_adapters.cuh).
+//
 // Swapped: 64 rows of W are wgmma's M side, the tokens its N side. One producer thread streams W and x by TMA into a
 // ring of `stages` k blocks of 128 bytes, filled with W before the wait for the previous kernel; BN / 64 consumer
 // warpgroups multiply. In shared memory R rows are R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
 #pragma once
 #include <cuda.h>
 
-#include "gemm_epilogue.cuh"
+#include "gemm_adapters.cuh"
 #include "sm90_chunk.cuh"
 #include "wgmma.cuh"
 
@@ -35,14 +37,15 @@ struct PartSums {
   __device__ int received(int part) const { return split * ((blocks - 1 - part) / split + 1) * block_bytes; }
 };
 
-// [stages of W and x][full][empty][received barriers]; in the end the parts' sums and staging lie on the stages, and the
-// barriers behind whichever is longer. small.py reserves as much.
+// [stages of W and x][full][empty][received barriers], with adapters [a barrier][their pairs][s]; in the end the parts' sums
+// and staging lie on the stages, and the barriers behind whichever is longer. small.py reserves as much.
 template <int BN, int MT>
 struct MulticastRing {
   static constexpr int w_bytes = BN * 128, x_bytes = MT * 128, stage_bytes = w_bytes + x_bytes;
 
-  uint32_t base, full, empty, received;
+  uint32_t base, full, empty, received, listed;
   unsigned char* pointer;  // to base
+  PairList* list;
 
   __device__ MulticastRing(unsigned char* raw, int stages, int split) {
     const PartSums<BN, MT> sums(split);
@@ -52,6 +55,8 @@ struct MulticastRing {
     full = base + max(stages * stage_bytes, sums.bytes() + sums.groups * MT * STAGING_PITCH);
     empty = full + 8 * stages;
     received = empty + 8 * stages;
+    listed = received + 16;
+    list = reinterpret_cast<PairList*>(raw + (listed + 8 - start));
   }
   __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
   __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
@@ -69,11 +74,13 @@ struct MulticastPart {
   }
 };
 
-template <typename T, int BN, int MT>
+template <typename T, int BN, int MT, typename Adapters>
 __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                  const MulticastPart& mine, const MulticastRing<BN, MT>& ring, int stages) {
+                                                  const MulticastPart& mine, const MulticastRing<BN, MT>& ring,
+                                                  const GemmArguments& g, const CUtensorMap& b_map,
+                                                  const Adapters& adapters) {
   const uint64_t once = policy_evict_first(), keep = policy_evict_last();
-  const int units = mine.end - mine.begin, ahead = min(units, stages), tokens = MT / mine.share;
+  const int units = mine.end - mine.begin, stages = g.stages, ahead = min(units, stages), tokens = MT / mine.share;
   const auto everyone = static_cast<uint16_t>(((1 << mine.share) - 1) << mine.part * mine.share);
   auto load_w = [&](int i, int stage) {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
@@ -93,32 +100,57 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
   }
   __syncwarp();
   cluster_wait();  // every CTA of the cluster has started and set up its barriers
+  if constexpr (Adapters::present) {
+    if (!adapters.planned) grid_dependency_wait();
+    list_pairs(adapters, *ring.list, mine.part, mine.split);
+    if (issues) mbarrier_arrive(ring.listed);
+  }
   if (!issues) return;
-  grid_dependency_wait();
+  adapters.wait_for_x();
   proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i) load_x(i, i);
-  int stage = 0;
-  uint32_t parity = 0;  // of the stage's release, by all CTAs of the part, that allows its next use
+  int stage = ahead == stages ? 0 : ahead;
+  // Of the stage's release, by all CTAs of the part, that allows its next use; there is none before the first.
+  uint32_t parity = ahead == stages ? 0 : 1;
   for (int i = ahead; i < units; ++i) {
     mbarrier_wait(ring.empty + 8 * stage, parity);
     load_w(i, stage);
     load_x(i, stage);
     if (++stage == stages) stage = 0, parity ^= 1;
   }
+  if constexpr (Adapters::present) {
+    using Pairs = PairStage<BN, 1, false>;
+    for (int at = 0; at < ring.list->count[1]; at += Pairs::most) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      Pairs::load(ring.w(stage), ring.full + 8 * stage, b_map, adapters, g.m, *ring.list, 1, at, mine.tile, at == 0, once);
+      if (++stage == stages) stage = 0, parity ^= 1;
+    }
+    grid_dependency_wait();  // who waits for the end of this grid waits for that of those before
+  }
 }
 
-// Multiplies this CTA's part of K.
-template <typename T, int BN, int MT>
-__device__ __forceinline__ void multiply_part(const MulticastPart& mine, const MulticastRing<BN, MT>& ring, int stages,
-                                              int group, float (&acc)[MT / 2]) {
-  const int lane = threadIdx.x % 32, units = mine.end - mine.begin;
-  auto release = [&](int stage) {  // in every CTA of the part: each one's producer writes to all
+// Multiplies this CTA's part of K, and adds its part of what adapters do.
+template <typename T, int BN, int MT, typename Adapters>
+__device__ __forceinline__ void multiply_part(const GemmArguments& g, const MulticastPart& mine,
+                                              const MulticastRing<BN, MT>& ring, int group, const Adapters& adapters,
+                                              float (&acc)[MT / 2]) {
+  using Pairs = PairStage<BN, 1, false>;
+  const int lane = threadIdx.x % 32, stages = g.stages, units = mine.end - mine.begin;
+  const int row = mine.tile * BN + group * GROUP_ROWS;
+  int all = units;  // with the stages of pairs
+  auto release = [&](int i, int stage) {  // in every CTA of the part: each one's producer writes to all
+    if (i + stages >= all) return;  // only for those who wait: a CTA whose producer is done may have ended
     if (mine.share == 1) {
       if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
     } else if (lane < mine.share) {
       mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * stage, mine.part * mine.share + lane));
     }
   };
+  typename Adapters::template Tokens<MT, false> tokens(adapters, g.m, ring.list);
+  if constexpr (Adapters::present) {
+    mbarrier_wait(ring.listed, 0);
+    all += (ring.list->count[1] + Pairs::most - 1) / Pairs::most;
+  }
   int stage = 0, held = 0;  // held: the stage before
   uint32_t parity = 0;
   for (int i = 0; i < units; ++i) {
@@ -129,13 +161,22 @@ __device__ __forceinline__ void multiply_part(const MulticastPart& mine, const M
     for (int step = 0; step < 4; ++step) Wgmma<T, MT>::multiply(acc, w + step * 2, x + step * 2, i + step != 0);
     wgmma_commit();
     wgmma_wait<1>();
-    // Only for those who wait: a CTA whose producer is done may have ended.
-    if (i > 0 && i - 1 + stages < units) release(held);
+    if (i > 0) release(i - 1, held);
     held = stage;
     if (++stage == stages) stage = 0, parity ^= 1;
   }
   wgmma_wait<0>();
   wgmma_results(acc);
+  if constexpr (Adapters::present) {
+    release(units - 1, held);
+    for (int at = 0, i = units; i < all; at += Pairs::most, ++i) {
+      mbarrier_wait(ring.full + 8 * stage, parity);
+      tokens.template add<BN, 1>(*ring.list, 1, at, ring.w(stage), group, row, g.n, acc);
+      __syncwarp();
+      release(i, stage);
+      if (++stage == stages) stage = 0, parity ^= 1;
+    }
+  }
 }
 
 // Sends every block of `acc`, block j to the CTA of the tile whose part is j % split, and stores the sums of this CTA's
@@ -174,9 +215,11 @@ __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const Mult
   store_blocks<MT>(g, row, staging, mine.part, mine.split);
 }
 
-template <typename T, int BN, int MT>
+// `b_map`: of adapters; without any it is not used.
+template <typename T, int BN, int MT, typename Adapters = NoAdapters>
 __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                    const GemmArguments& g) {
+                                                    const GemmArguments& g, const CUtensorMap& b_map,
+                                                    const Adapters& adapters = {}) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const MulticastPart mine(cluster_rank(), cluster_size(), g.share, g.k_blocks);
@@ -190,6 +233,10 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
       mbarrier_init(ring.empty + 8 * s, mine.share * groups * 4);  // one arrival per consumer warp of the part
     }
     for (int group = 0; group < groups; ++group) mbarrier_init(ring.received + 8 * group, 1);
+    if constexpr (Adapters::present) {
+      tensor_map_prefetch(&b_map);
+      mbarrier_init(ring.listed, 1);
+    }
     mbarrier_init_fence();
     const uint32_t bytes = PartSums<BN, MT>(mine.split).received(mine.part);
     for (int group = 0; group < groups; ++group) mbarrier_arrive_expect(ring.received + 8 * group, bytes);
@@ -197,13 +244,13 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   __syncthreads();
   cluster_arrive();
   launch_dependents();
-  if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages);
+  if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g, b_map, adapters);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
   float acc[MT / 2];
   cluster_wait();
-  grid_dependency_wait();
-  multiply_part<T, BN, MT>(mine, ring, g.stages, group, acc);
+  if constexpr (!Adapters::present) grid_dependency_wait();
+  multiply_part<T, BN, MT>(g, mine, ring, group, adapters, acc);
   cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
   sum_and_store<BN, MT>(g, mine, ring, group, rows, acc);
@@ -216,5 +263,13 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2)                                                   \
       NAME##_n##BN##_c1_m##MT(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, \
                               const __grid_constant__ stoker::GemmArguments g) {                                   \
-    stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g);                                                       \
+    stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g, w_map);                                                \
+  }
+
+#define STOKER_SM90_GEMM_MULTICAST_ADAPTED(NAME, BN, MT)                                                               \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c1_m##MT(                              \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                            \
+      const __grid_constant__ CUtensorMap b_map, const __grid_constant__ stoker::GemmArguments g,                      \
+      const __grid_constant__ stoker::AdapterArguments adapters) {                                                     \
+    stoker::sm90_gemm_multicast<__nv_bfloat16, BN, MT>(w_map, x_map, g, b_map, adapters);                              \
   }

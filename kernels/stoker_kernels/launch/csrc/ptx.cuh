@@ -67,6 +67,27 @@ __device__ __forceinline__ int4 load_int4(const int* address) {
   return v;
 }
 
+// ---- words that grids wait for ------------------------------------------------------------------------------------
+
+// Returns once `address` holds `value`; what was written before it is visible.
+__device__ __forceinline__ void wait_for_word(const int* address, int value) {
+  int found;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(address) : "memory");
+  } while (found != value);
+}
+
+__device__ __forceinline__ void release_word(int* address, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+// Counts one of `all` that come; whether it is the last one, which starts the count anew.
+__device__ __forceinline__ bool last_of(int* address, int all) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(all - 1) : "memory");
+  return before == static_cast<unsigned>(all - 1);
+}
+
 // ---- copies by threads -------------------------------------------------------------------------------------------
 
 // 16 bytes to shared memory, past L1; zeros where nothing is `there`. A thread sees its own after copies_wait().
@@ -137,6 +158,13 @@ __device__ __forceinline__ void unpack_e4m3(uint32_t packed, uint32_t& low, uint
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");

@@ -4,6 +4,10 @@
 // columns of x in turn, by units of 32. What they have summed meets in distributed shared memory at the CTA of rank 0,
 // which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A warp reads AHEAD
 // units of A before the wait for the kernel that writes x: all of its units, but of very wide x.
+//
+// The kernel behind needs x from the start, and s in its end only. So it does not wait for this grid's end, but for two
+// words: that x has been written, which this grid waits for, and that s has been. All CTAs of this grid have started by
+// then, or the one behind could not have.
 #include "ptx.cuh"
 
 namespace stoker {
@@ -20,7 +24,19 @@ struct ShrinkArguments {
   const int* of_tile;      // [tiles]: slots, or -1
   const int* ranks;        // by slot
   int64_t slot_stride;     // of a, in elements, as the others
-  int rank_stride, piece_stride, x_stride, columns, pieces, row_ranks, rank_blocks, by_place, planned;
+  const int* turn;         // what the words hold when they are true, another value in each step
+  int* words;              // [x has been written][s has been written][clusters that are done], or null
+  int rank_stride, piece_stride, x_stride, columns, pieces, row_ranks, rank_blocks, by_place, planned, clusters;
+
+  // Waits for the kernel before, and says that it did.
+  __device__ void wait() const {
+    grid_dependency_wait();
+    if (words && blockIdx.x == 0 && threadIdx.x == 0) release_word(words, *turn);
+  }
+  // One thread of a cluster that is done, after all that it has written.
+  __device__ void done() const {
+    if (words && last_of(words + 2, clusters)) release_word(words + 1, *turn);
+  }
 };
 
 struct ShrinkShared {
@@ -40,6 +56,23 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[4], const uint4& low
   const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
   mma_m16n8k16_bf16(sums, first, x.x, x.y);
   mma_m16n8k16_bf16(sums, second, x.z, x.w);
+}
+
+// Four ranks' sums of a token.
+__device__ __forceinline__ void store_sums(const ShrinkArguments& g, int token, int tile, int place, int piece, int rank,
+                                           const float4& sum) {
+  const int64_t row = g.by_place ? tile * SHRINK_TILE + place : token;
+  const int64_t at = (row * g.pieces + piece) * g.row_ranks + rank;
+  if (g.by_place) {
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      if (rank + v < g.row_ranks) static_cast<float*>(g.out)[at + v] = values[v];
+    }
+  } else {
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x, sum.y), __floats2bfloat162_rn(sum.z, sum.w)};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(g.out) + at) = *reinterpret_cast<const uint2*>(pairs);
+  }
 }
 
 template <int AHEAD>
@@ -62,7 +95,7 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
 #pragma unroll
   for (int n = 0; n < 2; ++n) tokens[n] = g.order[tile * SHRINK_TILE + 8 * n + of_eight];
   const bool both = __any_sync(~0u, tokens[1] >= 0);
-  grid_dependency_wait();
+  g.wait();
   const __nv_bfloat16* x_row[2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) x_row[n] = g.x + static_cast<int64_t>(max(tokens[n], 0)) * g.x_stride;
@@ -118,19 +151,9 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
     sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
   }
   const int token = g.order[tile * SHRINK_TILE + place];
-  if (token < 0) return;
-  const int64_t row = g.by_place ? tile * SHRINK_TILE + place : token;
-  const int64_t at = (row * g.pieces + piece) * g.row_ranks + first_rank + four;
-  if (g.by_place) {
-    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      if (first_rank + four + v < g.row_ranks) static_cast<float*>(g.out)[at + v] = values[v];
-    }
-  } else {
-    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x, sum.y), __floats2bfloat162_rn(sum.z, sum.w)};
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(g.out) + at) = *reinterpret_cast<const uint2*>(pairs);
-  }
+  if (token >= 0) store_sums(g, token, tile, place, piece, first_rank + four, sum);
+  named_barrier(1, SHRINK_SUMS / 4);
+  if (t == 0) g.done();
 }
 
 template <int AHEAD>
@@ -144,7 +167,8 @@ __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   const int first_rank = item % g.rank_blocks * SHRINK_RANKS;
   const int slot = g.of_tile[tile], owned = slot < 0 ? 0 : g.ranks[slot];
   if (first_rank >= owned) {  // all CTAs of the cluster alike
-    grid_dependency_wait();
+    g.wait();
+    if (threadIdx.x == 0 && cluster_rank() == 0) g.done();
     return;
   }
   if (threadIdx.x == 0 && cluster_rank() == 0) {
