@@ -1,0 +1,26 @@
+// Entries of the kernels of GGUF's blocks for the tests; each kernel of the .cu file can be given by its address.
+#include "sm90_blocks_few.cu"
+
+namespace {
+
+struct Launch {
+  int ctas, threads, seed;
+  unsigned char* x;
+  int64_t x_bytes;
+  const unsigned char* out;
+  int64_t out_bytes;
+};
+
+}  // namespace
+
+extern "C" void run_blocks(void* kernel, const CUtensorMap* low, const CUtensorMap* high, const stoker::BlockArguments* p,
+                           const Launch* l) {
+  if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
+  emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
+  const auto run = [=] {
+    reinterpret_cast<void (*)(CUtensorMap, CUtensorMap, stoker::BlockArguments)>(kernel)(*low, *high, *p);
+  };
+  emulator::run_grid(l->ctas, l->threads, l->seed, run);
+}
+
+extern "C" int block_arguments_size() { return sizeof(stoker::BlockArguments); }
