@@ -1,8 +1,8 @@
 """Products of up to 16 tokens with GGUF's planes on Hopper: host side of csrc/sm90_blocks_few.cu.
 
-Invariants: codes and scales are multiplied as their format defines them, exactly, and summed in fp32; sums are added in a
-fixed order, so equal calls give equal bits. A launch never synchronises and can be captured after one of its kind; it takes
-no memory beside its result.
+Invariants: codes and scales are multiplied as their format defines them, exactly, and summed in fp32; sums are added in
+a fixed order, so equal calls give equal bits. A launch never synchronises and can be captured after one of its kind; it
+takes no memory beside its result.
 Does not know: which layer it serves, nor which products come here (`plane_choose`).
 """
 
@@ -24,8 +24,8 @@ STEM, ARCH = "sm90_blocks_few", "sm_90a"
 FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
 TOKENS = (8, 16)  # of the kernels of a format
 UNIT_ROWS, WARPS, CHUNK_TILES = 16, 8, 8
-SHARED_OF_TWO = 113 * 1024  # bytes that each of two CTAs of an SM can have: the next launch's fill their rings beside ours
-SHARED_LIMIT = 227 * 1024
+# Bytes that each of two CTAs of an SM can have, so that those of the next launch fill their rings beside ours; or one.
+SHARED_OF_TWO, SHARED_LIMIT = 113 * 1024, 227 * 1024
 
 
 class BlockArguments(ctypes.Structure):
@@ -82,9 +82,7 @@ def stages_of(name: str, tokens: int) -> int:
     return max(2, (SHARED_OF_TWO - shared_bytes(name, tokens, 0)) // each)
 
 
-def linear(
-    x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, stages: int = 0, ctas: int = 0
-) -> None:
+def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, stages: int = 0, ctas: int = 0) -> None:
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts; |x| below 2^63.
 
     Stages of a ring and CTAs are chosen where they are not given. Raises CubinMissing.

@@ -173,9 +173,9 @@ def _cluster_attribute(cluster: int) -> Any:
 def tensor_map(tensor: torch.Tensor, box_rows: int, *, inner: int = 128) -> ctypes.Array[ctypes.c_char]:
     """A TMA map of a row-major [rows, columns] matrix: boxes of `box_rows` × 128 bytes in the 128-byte swizzle.
 
-    bf16, or any 1-byte dtype. Rows outside read as zero. With `inner` 64, boxes of 64 bytes in the swizzle of 64. Returns
-    128 bytes on a multiple of 64, valid as long as the tensor's memory is; raises CudaError where pointer or stride are not
-    multiples of 16 bytes.
+    bf16, or any 1-byte dtype. Rows outside read as zero. With `inner` 64, boxes of 64 bytes in the swizzle of 64.
+    Returns 128 bytes on a multiple of 64, valid as long as the tensor's memory is; raises CudaError where pointer or
+    stride are not multiples of 16 bytes.
     """
     (rows, columns), size = tensor.shape, tensor.element_size()
     return _encoded(tensor.data_ptr(), (columns, rows), (tensor.stride(0),), size, (box_rows,), inner)
@@ -212,8 +212,7 @@ def _encoded(
     address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...],
     inner: int = 128,
 ) -> ctypes.Array[ctypes.c_char]:  # fmt: skip
-    """Sizes innermost first, in elements; strides and box without the innermost dimension, whose box is of `inner` bytes.
-    """
+    """Sizes innermost first, in elements; strides and box without the innermost dimension, of `inner` bytes."""
     rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
