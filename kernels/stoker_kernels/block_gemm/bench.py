@@ -3,7 +3,7 @@
 Correctness first: random shapes of every format, every tile and some splits, against fp64 of the values that the
 reference decodes, and decoded rows bit for bit. Then the weights of a layer of 8B as Q4_K_M has them, cold (as many
 copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split, and
-rings and CTAs of the kernels for few tokens. First of all the four weights of a layer in turn, each launch begun while
+CTAs of the kernels for few tokens. First of all the four weights of a layer in turn, each launch begun while
 the one before runs, as in a step.
 """
 
@@ -116,7 +116,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
 
 
 def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str]:
-    """Random products through the kernels for few tokens, with random rings and CTAs; what is wrong, if anything."""
+    """Random products through the kernels for few tokens, with random CTAs; what is wrong, if anything."""
     complaints: list[str] = []
     if sm90_few.device_refusal(torch.bfloat16, sm_of(device)) is not None:
         return complaints
@@ -125,11 +125,11 @@ def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str
         n, k, tokens = 16 * draw.randrange(1, 700), 256 * draw.randrange(1, 40), draw.randrange(1, 17)
         piece, x = random_piece(name, n, k, device), torch.randn(tokens, k, device=device).bfloat16()
         out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
-        stages, ctas = draw.choice([0, 2, 3]), draw.choice([0, 7, 264])
-        sm90_few.linear(x, piece, None, out, stages=stages, ctas=ctas)
+        ctas = draw.choice([0, 7, 264])
+        sm90_few.linear(x, piece, None, out, ctas=ctas)
         found = error(out, x, piece)
         if not found < 2.5e-3:
-            complaints.append(f"{name}, few: {tokens} × {n} × {k}, {stages} stages, {ctas} CTAs: error {found:.2e}")
+            complaints.append(f"{name}, few: {tokens} × {n} × {k}, {ctas} CTAs: error {found:.2e}")
     return complaints
 
 
@@ -175,13 +175,8 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
         for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
             yield f"{tile.tokens} tokens, {splits} splits", functools.partial(_by_tile, x, copies, out, tile, splits)
     if sm90_few.refusal(x, copies[0], None, out) is None:
-        kernel = next(size for size in sm90_few.TOKENS if m <= size)
         for ctas in (1, 2):
-            for stages in range(2, 9):
-                if ctas * (sm90_few.shared_bytes(copies[0].format, kernel, stages) + 1024) > 228 * 1024:
-                    continue
-                run = functools.partial(_by_few, x, copies, out, stages, ctas * sm_count(x.device))
-                yield f"few, {stages} stages, {ctas} CTAs", run
+            yield f"few, {ctas} CTAs an SM", functools.partial(_by_few, x, copies, out, ctas * sm_count(x.device))
 
 
 def chain_rows(device: torch.device, tokens: tuple[int, ...]) -> Iterator[Row]:
@@ -208,8 +203,8 @@ def _layer(xs: list[Tensor], layers: list[list[BlockWeight]], outs: list[Tensor]
         block_linear(x, weight, out=out)
 
 
-def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, stages: int, ctas: int, i: int) -> None:
-    sm90_few.linear(x, copies[i % len(copies)], None, out, stages=stages, ctas=ctas)
+def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, ctas: int, i: int) -> None:
+    sm90_few.linear(x, copies[i % len(copies)], None, out, ctas=ctas)
 
 
 def _by_tile(

@@ -24,16 +24,15 @@ STEM, ARCH = "sm90_blocks_few", "sm_90a"
 FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
 TOKENS = (8, 16)  # of the kernels of a format
 UNIT_ROWS, WARPS, CHUNK_TILES = 16, 8, 8
-# Bytes that each of two CTAs of an SM can have, so that those of the next launch fill their rings beside ours; or one.
-SHARED_OF_TWO, SHARED_LIMIT = 113 * 1024, 227 * 1024
+SHARED_OF_TWO = 113 * 1024  # bytes of a CTA beside which the next launch's find room, so that they fill their rings
 
 
 class BlockArguments(ctypes.Structure):
     """BlockArguments of csrc/sm90_blocks_few.cu."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "scale", "factor")),
-        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_x", "ld_out", "stages")),
+        *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "low", "high", "scale", "factor")),
+        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_x", "ld_out")),
     ]
 
 
@@ -69,36 +68,28 @@ def unit_bytes(name: str) -> int:
     return UNIT_ROWS * (codes + 8 * kind.scale_words + (4 if kind.bytes_ else 0))
 
 
-def shared_bytes(name: str, tokens: int, stages: int) -> int:
-    """Dynamic shared memory: rings, barriers, sums of two tiles by every warp, and whole ones of a chunk."""
-    sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + CHUNK_TILES * UNIT_ROWS)
-    return 1024 + sums + WARPS * stages * (unit_bytes(name) + 8)
-
-
 @functools.cache
-def stages_of(name: str, tokens: int) -> int:
-    """Units of each warp's ring: as many as let two CTAs share an SM."""
-    each = shared_bytes(name, tokens, 1) - shared_bytes(name, tokens, 0)
-    return max(2, (SHARED_OF_TWO - shared_bytes(name, tokens, 0)) // each)
+def shared_bytes(name: str, tokens: int) -> int:
+    """Dynamic shared memory: sums of two tiles by every warp, whole ones of a chunk, and as many units of each warp's ring
+    as let two CTAs share an SM.
+    """
+    sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + CHUNK_TILES * UNIT_ROWS)
+    units = WARPS * unit_bytes(name)
+    return sums + (SHARED_OF_TWO - sums) // units * units
 
 
-def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, stages: int = 0, ctas: int = 0) -> None:
+def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, ctas: int = 0) -> None:
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts; |x| below 2^63.
 
-    Stages of a ring and CTAs are chosen where they are not given. Raises CubinMissing.
+    CTAs, which share the rows, are as many as SMs where they are not given. Raises CubinMissing.
     """
     m, tiles = x.shape[0], piece.rows // UNIT_ROWS
     tokens = next(size for size in TOKENS if m <= size)
-    stages = stages or stages_of(piece.format, tokens)
-    shared = shared_bytes(piece.format, tokens, stages)
     name = f"{STEM}_{piece.format.lower()}_m{tokens}"
-    chosen = cuda.kernel(STEM, ARCH, name, shared, 32 * WARPS, x.device.index or 0)
-    low = cuda.tensor_map(piece.low, UNIT_ROWS)
-    half = PLANE_KINDS[piece.format].high == 2  # its rows are of 64 bytes a step
-    high = low if piece.high is None else cuda.tensor_map(piece.high, UNIT_ROWS, inner=64 if half else 128)
+    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(piece.format, tokens), 32 * WARPS, x.device.index or 0)
     arguments = BlockArguments(
-        out.data_ptr(), x.data_ptr(), cuda.address_of(bias), piece.scale.data_ptr(), cuda.address_of(piece.factor),
-        m, piece.rows, piece.columns // STEP, x.stride(0), out.stride(0), stages,
+        out.data_ptr(), x.data_ptr(), cuda.address_of(bias), piece.low.data_ptr(), cuda.address_of(piece.high),
+        piece.scale.data_ptr(), cuda.address_of(piece.factor), m, piece.rows, piece.columns // STEP, x.stride(0),
+        out.stride(0),
     )  # fmt: skip
-    grid = min(tiles, ctas or sm_count(x.device))
-    cuda.launch(chosen, grid, [low, high, arguments], x.device, pdl=pdl_on(x.device))
+    cuda.launch(chosen, min(tiles, ctas or sm_count(x.device)), [arguments], x.device, pdl=pdl_on(x.device))

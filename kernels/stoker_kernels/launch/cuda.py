@@ -24,7 +24,7 @@ from stoker_kernels.launch.rehearsal import rehearsing
 TENSOR_MAP_BYTES = 128
 FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
 _BFLOAT16, _UINT8 = 9, 0  # CUtensorMapDataType
-_SWIZZLES, _PROMOTION_256B = {64: 2, 128: 3}, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
+_SWIZZLE_128B, _PROMOTION_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
 
 
 class CudaError(RuntimeError):
@@ -170,15 +170,14 @@ def _cluster_attribute(cluster: int) -> Any:
     return attribute
 
 
-def tensor_map(tensor: torch.Tensor, box_rows: int, *, inner: int = 128) -> ctypes.Array[ctypes.c_char]:
+def tensor_map(tensor: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_char]:
     """A TMA map of a row-major [rows, columns] matrix: boxes of `box_rows` × 128 bytes in the 128-byte swizzle.
 
-    bf16, or any 1-byte dtype. Rows outside read as zero. With `inner` 64, boxes of 64 bytes in the swizzle of 64.
-    Returns 128 bytes on a multiple of 64, valid as long as the tensor's memory is; raises CudaError where pointer or
-    stride are not multiples of 16 bytes.
+    bf16, or any 1-byte dtype. Rows outside read as zero. Returns 128 bytes on a multiple of 64, valid as long as the
+    tensor's memory is; raises CudaError where pointer or stride are not multiples of 16 bytes.
     """
-    (rows, columns), size = tensor.shape, tensor.element_size()
-    return _encoded(tensor.data_ptr(), (columns, rows), (tensor.stride(0),), size, (box_rows,), inner)
+    size = tensor.element_size()
+    return tensor_map_at(tensor.data_ptr(), tensor.shape[0], tensor.shape[1], tensor.stride(0), size, box_rows)
 
 
 def tensor_map_at(
@@ -209,10 +208,9 @@ def paired_map_at(
 
 
 def _encoded(
-    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...],
-    inner: int = 128,
-) -> ctypes.Array[ctypes.c_char]:  # fmt: skip
-    """Sizes innermost first, in elements; strides and box without the innermost dimension, of `inner` bytes."""
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
+) -> ctypes.Array[ctypes.c_char]:
+    """Sizes innermost first, in elements; strides and box without the innermost dimension."""
     rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
@@ -224,10 +222,10 @@ def _encoded(
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * (rank - 1))(*(stride * element_size for stride in strides)),
-        (ctypes.c_uint32 * rank)(inner // element_size, *box),
+        (ctypes.c_uint32 * rank)(128 // element_size, *box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),
-        ctypes.c_int(_SWIZZLES[inner]),
+        ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )

@@ -31,7 +31,7 @@ def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def product(machine: Machine, name: str, m: int, rows: int, columns: int, stages: int = 0) -> None:
+def product(machine: Machine, name: str, m: int, rows: int, columns: int) -> None:
     """Random operands: every value, and nothing around the result is written."""
     data = mild_rows(name, rows, columns)
     piece = in_planes(name, data, columns)
@@ -41,7 +41,7 @@ def product(machine: Machine, name: str, m: int, rows: int, columns: int, stages
     want = x.double() @ by_definition(data, name).double().t() + (0.0 if bias is None else bias.double())
     out = out_space[1 : m + 1, 8 : rows + 8]
     machine.x, machine.out, machine.seed = x_space, out_space, random.randrange(1 << 30)
-    sm90_few.linear(x, piece, bias, out, stages=stages)
+    sm90_few.linear(x, piece, bias, out)
     # fp32's sums, and one rounding to bf16.
     torch.testing.assert_close(out.double(), want, rtol=2.0**-8, atol=2e-4)
     out.fill_(float("nan"))
@@ -59,7 +59,7 @@ def test_products_match_the_definition(machine: Machine, name: str, tokens: int)
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
 def test_chunks_of_tiles_run_through_all_steps(machine: Machine, name: str) -> None:
     machine.sms = 2
-    product(machine, name, random.randint(9, 16), 16 * random.randint(17, 20), 256 * random.randint(9, 12), stages=3)
+    product(machine, name, random.randint(9, 16), 16 * random.randint(17, 20), 256 * random.randint(9, 12))
 
 
 def test_one_large_x_among_small_ones(machine: Machine) -> None:
@@ -79,9 +79,10 @@ def test_a_ring_leaves_room_for_the_next_launch(name: str) -> None:
     kind = PLANE_KINDS[name]
     assert sm90_few.unit_bytes(name) == 16 * (32 * (kind.low + kind.high) + 8 * kind.scale_words + 4 * kind.bytes_)
     for tokens in sm90_few.TOKENS:
-        stages = sm90_few.stages_of(name, tokens)
-        assert stages >= 2
-        assert sm90_few.shared_bytes(name, tokens, stages) <= sm90_few.SHARED_OF_TWO
+        rings = sm90_few.shared_bytes(name, tokens) - 4 * tokens * (2 * 8 * 20 + 8 * 16)
+        assert rings % (8 * sm90_few.unit_bytes(name)) == 0
+        assert rings >= 2 * 8 * sm90_few.unit_bytes(name)
+        assert sm90_few.shared_bytes(name, tokens) <= sm90_few.SHARED_OF_TWO
 
 
 def test_what_is_not_taken_is_named() -> None:

@@ -11,4 +11,26 @@ inline void block_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)
   mma_m16n8k16_bf16(d, a, b[0], b[1]);
 }
 
+inline void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  for (float& sum : d) sum = 0.0f;
+  block_mma(d, a, b);
+}
+
+// A group ends with a copy to nowhere.
+inline void copy_weight(uint32_t to, const void* from, uint64_t) {
+  copy_async_16(emulator::shared(to), from, true);
+}
+inline void copies_commit() { emulator::fiber->copies.push_back({nullptr, nullptr, false}); }
+template <int pending>
+void copies_wait_group() {
+  auto& copies = emulator::fiber->copies;
+  int groups = 0;
+  for (const emulator::Copy& copy : copies) groups += copy.to == nullptr;
+  while (groups > pending) {
+    if (copies.front().to != nullptr) copies.front().land();
+    groups -= copies.front().to == nullptr;
+    copies.erase(copies.begin());
+  }
+}
+
 }  // namespace stoker

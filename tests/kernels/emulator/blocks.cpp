@@ -13,13 +13,10 @@ struct Launch {
 
 }  // namespace
 
-extern "C" void run_blocks(void* kernel, const CUtensorMap* low, const CUtensorMap* high, const stoker::BlockArguments* p,
-                           const Launch* l) {
+extern "C" void run_blocks(void* kernel, const stoker::BlockArguments* p, const Launch* l) {
   if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
   emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
-  const auto run = [=] {
-    reinterpret_cast<void (*)(CUtensorMap, CUtensorMap, stoker::BlockArguments)>(kernel)(*low, *high, *p);
-  };
+  const auto run = [=] { reinterpret_cast<void (*)(stoker::BlockArguments)>(kernel)(*p); };
   emulator::run_grid(l->ctas, l->threads, l->seed, run);
 }
 

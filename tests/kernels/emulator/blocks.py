@@ -1,6 +1,6 @@
 """A device without a GPU for the kernels of GGUF's blocks: their host code launches the emulator.
 
-Invariants: only the driver's part is replaced (maps, loading, launches, the number of SMs).
+Invariants: only the driver's part is replaced (loading, launches, the number of SMs).
 Knows nothing of what a kernel computes.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.emulator.build import compile_emulated
 
 from stoker_kernels.block_gemm import sm90_few
 from stoker_kernels.launch import cuda
@@ -56,16 +56,15 @@ class Machine:
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= sm90_few.SHARED_LIMIT
+        assert kernel.shared_bytes <= sm90_few.SHARED_OF_TWO
         assert cluster == 1
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
         launch = Launch(grid, kernel.threads, self.seed, *spaces[0], *spaces[1])
-        self.library.run_blocks(kernel.handle, *(ctypes.byref(each) for each in (*arguments, launch)))
+        self.library.run_blocks(kernel.handle, ctypes.byref(arguments[0]), ctypes.byref(launch))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be the CUDA device of `sm90_few`."""
-        monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
         monkeypatch.setattr(sm90_few, "sm_count", lambda _: self.sms)

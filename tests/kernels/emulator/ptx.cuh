@@ -231,10 +231,7 @@ inline void store_async(uint32_t there, float a, float b, float c, float d, uint
 
 // ---- bulk tensor copies ------------------------------------------------------------------------------------------
 
-// Of boxes of 128 bytes or of 64: a swizzle of addresses, whose chunks of 16 bytes change places by the rows of 128.
-inline uint32_t swizzled(uint32_t address, int inner = 128) {
-  return address ^ ((address >> 7 & (inner == 128 ? 7 : 3)) << 4);
-}
+inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
 inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const int64_t (&coordinates)[5]) {
   const unsigned char* row = m.base;
@@ -243,9 +240,8 @@ inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const
     inside = inside && coordinates[d] >= 0 && coordinates[d] < m.sizes[d];
     row += coordinates[d] * m.strides[d];
   }
-  const int inner = static_cast<int>(m.box[0] * m.element_bytes);
-  for (int chunk = 0; chunk < inner / 16; ++chunk) {
-    unsigned char* into = emulator::shared(to, swizzled(at + chunk * 16, inner));
+  for (int chunk = 0; chunk < 8; ++chunk) {
+    unsigned char* into = emulator::shared(to, swizzled(at + chunk * 16));
     const int64_t from = coordinates[0] * m.element_bytes + chunk * 16, bytes = m.sizes[0] * m.element_bytes;
     if (inside && from >= 0 && from < bytes) {
       std::memcpy(into, row + from, 16);
@@ -261,22 +257,21 @@ inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, 
   emulator::copy_later(to, barrier, bytes, [=, &to] { std::memcpy(emulator::shared(to, destination), source, bytes); });
 }
 
-// A box of 128 or 64 bytes × rows, the second dimension fastest; rows outside are zero.
+// A box of 128 bytes × rows, the second dimension fastest; rows outside are zero. The swizzle is one of addresses.
 inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, std::vector<int> first, uint32_t barrier) {
   const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
   if (destination % 128) emulator::fail("a misaligned box");
   if (static_cast<int64_t>(first.size()) != m.rank) emulator::fail("coordinates that do not fit the map");
   int rows = 1;
   for (int d = 1; d < m.rank; ++d) rows *= static_cast<int>(m.box[d]);
-  const int inner = static_cast<int>(m.box[0] * m.element_bytes);
-  emulator::copy_later(to, barrier, rows * inner, [=, &to] {
+  emulator::copy_later(to, barrier, rows * 128, [=, &to] {
     for (int i = 0; i < rows; ++i) {
       int64_t at[5] = {first[0]}, rest = i;
       for (int d = 1; d < m.rank; ++d) {
         at[d] = first[d] + rest % m.box[d];
         rest /= m.box[d];
       }
-      land_row(to, m, destination + i * inner, at);
+      land_row(to, m, destination + i * 128, at);
     }
   });
 }

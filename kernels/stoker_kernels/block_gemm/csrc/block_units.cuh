@@ -1,6 +1,6 @@
 // Units of GGUF's planes, 16 rows × a step of 256 columns, as operands of mma.m16n8k16: how they lie in shared memory and
-// become numbers in registers. `quant/block_planes.py` describes planes; a unit's rows of them come by tensor copies in
-// their swizzle, its scales as they are.
+// become numbers in registers. `quant/block_planes.py` describes planes; in a unit's rows of them the 16 bytes change places
+// by the row, its scales lie as in memory.
 //
 // The eight lower bits of a bf16, all others being 0, are an integer times 2^-133: below 128 the number is subnormal, from
 // there on its exponent's lowest bit is one of them. Tensor cores take such numbers, so a code needs a mask to become one.
@@ -220,6 +220,14 @@ struct BlockX {
   }
 };
 
+__device__ __forceinline__ void product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool first) {
+  if (first) {
+    block_mma_first(d, a, b);
+  } else {
+    block_mma(d, a, b);
+  }
+}
+
 // Adds a unit's products to `total`: its rows r(q) of tokens 2c and 2c + 1, then rows r(q) + 8, times 2^-69. `release` is
 // called once all of the unit is in registers: half of it at a time where codes have many bits.
 template <class F, int N_TILES, class Release>
@@ -236,7 +244,7 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
       unit.read_codes(from, 1, lane);
       release();
     }
-    float raw[N_TILES][4] = {}, of_x[N_TILES][4] = {};
+    float raw[N_TILES][4], of_x[N_TILES][4];
 #pragma unroll
     for (int j = 0; j < F::STEPS_OF_PLACE; j++) {
       const int step = place * F::STEPS_OF_PLACE + j;
@@ -245,18 +253,18 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
         const uint32_t bits = F::raised(place) ? (OFF & 0x8000u | F::OFFSET * 16) : OFF;
         const uint32_t a[4] = {bits * 0x10001u, bits * 0x10001u, bits * 0x10001u, bits * 0x10001u};
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++) block_mma(raw[n], a, x.x[step][n]);
+        for (int n = 0; n < N_TILES; n++) product(raw[n], a, x.x[step][n], j == 0);
       }
       if (F::MINS && !F::BYTES) {
         const uint32_t bits = F::raised(place) ? 0x00100010u : 0x00010001u;
         const uint32_t a[4] = {bits, bits, bits, bits};
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++) block_mma(of_x[n], a, x.x[step][n]);
+        for (int n = 0; n < N_TILES; n++) product(of_x[n], a, x.x[step][n], j == 0);
       }
       uint32_t a[4];
       unit.codes(place, j, a);
 #pragma unroll
-      for (int n = 0; n < N_TILES; n++) block_mma(raw[n], a, x.x[step][n]);
+      for (int n = 0; n < N_TILES; n++) product(raw[n], a, x.x[step][n], j == 0 && F::OFFSET == 0);
     }
     const float scale[2] = {unit.scale(0, place), unit.scale(1, place)};
 #pragma unroll
@@ -278,8 +286,8 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
       const uint32_t a[4] = {first, second, first, second};
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) {
-        float off[4] = {};
-        block_mma(off, a, x.sums[n]);
+        float off[4];
+        block_mma_first(off, a, x.sums[n]);
 #pragma unroll
         for (int i = 0; i < 4; i++) total[n][i] = fmaf(-half_high(unit.factor[i / 2]), off[i], total[n][i]);
       }

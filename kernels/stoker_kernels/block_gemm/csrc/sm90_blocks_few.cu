@@ -1,11 +1,8 @@
 // y = x · Wᵀ + bias for up to 16 tokens and weights in GGUF's planes, where the bytes of the weight are the limit.
 //
 // A CTA has some tiles of 16 rows. Its eight warps share the columns: each keeps x of one or two steps of 256 columns in
-// registers and takes them of a tile after the other, its units coming by bulk copies into a ring of its own, which asks
-// nobody else. What the warps found of a tile is added in their order. Where a row has more steps than the warps keep, they
+// registers and takes them of a tile after the other, its units coming by copies of its own into a ring of its own. What the warps found of a tile is added in their order. Where a row has more steps than the warps keep, they
 // run through the tiles of a chunk again. Weights are requested before the kernel before is done.
-#include <cuda.h>
-
 #include "block_units.cuh"
 
 namespace stoker {
@@ -14,13 +11,14 @@ struct BlockArguments {
   __nv_bfloat16* out;         // [m, ld_out]
   const __nv_bfloat16* x;     // [m, ld_x]
   const __nv_bfloat16* bias;  // [n] or null
+  const unsigned char *low, *high;  // [n, steps, bytes of a row], the second null where there is none
   const unsigned char* scale;   // [steps, words of 8 bytes, n]
   const unsigned char* factor;  // [steps, n] of 4 bytes, or null
   int m, n, steps, ld_x, ld_out;
-  int stages;  // of each warp's ring
 };
 
 constexpr int BLOCK_WARPS = 8, CHUNK_TILES = 8;
+constexpr int SHARED_OF_TWO = 113 * 1024;  // bytes of a CTA beside which another one finds room
 
 // Which unit comes next: chunks of tiles, passes of steps, tiles, and the steps that a warp keeps.
 template <int SLICES>
@@ -49,51 +47,63 @@ struct UnitCursor {
 template <class F, int N_TILES>
 struct BlockShared {
   static constexpr int TOKENS = 8 * N_TILES, SUM_STRIDE = UNIT_ROWS + 4, WARP_SUMS = TOKENS * SUM_STRIDE;
-  unsigned char *low, *high, *rest;
+  static constexpr int SUM_BYTES = 4 * TOKENS * (2 * BLOCK_WARPS * (UNIT_ROWS + 4) + CHUNK_TILES * UNIT_ROWS);
+  static constexpr int STAGES = (SHARED_OF_TWO - SUM_BYTES) / (BLOCK_WARPS * F::UNIT_BYTES);  // of a warp's ring
+  unsigned char* ring;
   float* sums;   // [2][warps][tokens][SUM_STRIDE], of tiles in turn
   float* whole;  // [CHUNK_TILES][tokens][16], where there are several passes
-  uint32_t barriers;
 
-  __device__ __forceinline__ BlockShared(unsigned char* raw, int stages) {
-    unsigned char* base = raw + (1024 - shared_address(raw) % 1024) % 1024;
-    const int units = BLOCK_WARPS * stages;
-    low = base;
-    high = low + units * F::LOW_BYTES;
-    rest = high + units * F::HIGH_BYTES;
-    sums = reinterpret_cast<float*>(rest + units * F::REST_BYTES);
+  __device__ __forceinline__ BlockShared(unsigned char* raw, int warp) {
+    sums = reinterpret_cast<float*>(raw);
     whole = sums + 2 * BLOCK_WARPS * WARP_SUMS;
-    barriers = shared_address(whole + CHUNK_TILES * TOKENS * UNIT_ROWS);
+    ring = raw + SUM_BYTES + warp * STAGES * F::UNIT_BYTES;
   }
 };
 
-// A lane's part in asking for a unit: 0 and 1 planes, those behind a word of scales each, then the factors.
-template <class F, int N_TILES>
-struct UnitRequest {
-  const unsigned char* from;
-  int64_t step_bytes;
-  int row_bytes, bytes, at;
+// A lane's share of a unit's copies: of each 8 rows of 64 bytes or 4 of 128 one chunk of 16, and one of its scales.
+template <class F>
+struct UnitCopies {
+  static constexpr int HIGH_ROW = F::HIGH_BYTES / UNIT_ROWS, LOW_LANES = 8, HIGH_LANES = F::CODES == SIX ? 4 : 8;
+  const unsigned char *low, *high, *rest;
+  uint32_t low_row, high_row, rest_step, rest_row;  // bytes to the next row of a plane, to the next step of scales
+  uint32_t low_at, high_at, rest_at;                // where they go in a unit
+  bool has_rest;
 
-  __device__ __forceinline__ UnitRequest(const BlockArguments& p, int lane) {
-    const int word = lane - 2;
+  __device__ __forceinline__ UnitCopies(const BlockArguments& p, int lane) {
+    low_row = p.steps * 128, high_row = p.steps * HIGH_ROW;
+    const int row = lane / LOW_LANES, chunk = lane % LOW_LANES;
+    low = p.low + static_cast<int64_t>(row) * low_row + chunk * 16;
+    low_at = row * 128 + (chunk ^ row) * 16;  // rows four further: the other half of the chunks
+    const int upper = lane / HIGH_LANES, part = lane % HIGH_LANES;
+    high = p.high + static_cast<int64_t>(upper) * high_row + part * 16;
+    high_at = F::CODES == SIX ? upper * 64 + (part ^ upper / 2 % 4) * 16 : low_at;
+    const int word = lane / 8;
     const bool factors = word >= F::SCALE_WORDS;
-    row_bytes = factors ? 4 : 8;
-    from = factors ? p.factor : p.scale + static_cast<int64_t>(word) * p.n * 8;
-    step_bytes = static_cast<int64_t>(p.n) * (factors ? 4 : 8 * F::SCALE_WORDS);
-    bytes = UNIT_ROWS * row_bytes;
-    at = factors ? F::SCALE_BYTES : word * UNIT_ROWS * 8;
+    rest = factors ? p.factor + lane % 8 * 16 : p.scale + static_cast<int64_t>(word) * p.n * 8 + lane % 8 * 16;
+    rest_row = factors ? 4 : 8;
+    rest_step = p.n * (factors ? 4 : 8 * F::SCALE_WORDS);
+    rest_at = word * 128 + lane % 8 * 16;
+    has_rest = rest_at < F::REST_BYTES;
   }
-  __device__ __forceinline__ void send(const BlockShared<F, N_TILES>& s, const CUtensorMap& low, const CUtensorMap& high,
-                                       int slot, int step, int row, int lane, uint64_t policy) const {
-    const uint32_t barrier = s.barriers + slot * 8;
-    if (lane == 0) {
-      mbarrier_arrive_expect(barrier, F::UNIT_BYTES);
-      tensor_load_2d(shared_address(s.low + slot * F::LOW_BYTES), &low, step * 128, row, barrier, policy);
-    } else if (F::HIGH_BYTES > 0 && lane == 1) {
-      const int inner = step * (F::HIGH_BYTES / UNIT_ROWS);
-      tensor_load_2d(shared_address(s.high + slot * F::HIGH_BYTES), &high, inner, row, barrier, policy);
-    } else if (lane >= 2 && lane < 2 + F::SCALE_WORDS + (F::BYTES ? 1 : 0)) {
-      const unsigned char* source = from + step * step_bytes + row * row_bytes;
-      bulk_load(shared_address(s.rest + slot * F::REST_BYTES + at), source, bytes, barrier, policy);
+  __device__ __forceinline__ void send(uint32_t unit, int step, int tile, uint64_t policy) const {
+    const int row = tile * UNIT_ROWS;
+    const unsigned char* from = low + (static_cast<int64_t>(row) * low_row + step * 128);
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS / 4; i++) {
+      copy_weight(unit + (low_at ^ i % 2 * 64) + i * 512, from + i * 4 * low_row, policy);
+    }
+    if constexpr (F::HIGH_BYTES > 0) {
+      const unsigned char* above = high + (static_cast<int64_t>(row) * high_row + step * HIGH_ROW);
+      constexpr int ROWS = 32 / HIGH_LANES;  // at a time
+#pragma unroll
+      for (int i = 0; i < UNIT_ROWS / ROWS; i++) {
+        const uint32_t at = F::CODES == SIX ? high_at : high_at ^ i % 2 * 64;
+        copy_weight(unit + F::LOW_BYTES + at + i * 512, above + i * ROWS * high_row, policy);
+      }
+    }
+    if (has_rest) {
+      const int64_t offset = static_cast<int64_t>(step) * rest_step + row * rest_row;
+      copy_weight(unit + F::LOW_BYTES + F::HIGH_BYTES + rest_at, rest + offset, policy);
     }
   }
 };
@@ -126,33 +136,32 @@ __device__ __forceinline__ void finish_tile(const BlockArguments& p, const Block
 }
 
 template <class F, int N_TILES>
-__device__ __forceinline__ void blocks_few(const CUtensorMap& low, const CUtensorMap& high, const BlockArguments& p) {
+__device__ __forceinline__ void blocks_few(const BlockArguments& p) {
   constexpr int SLICES = 2 / N_TILES;
   using S = BlockShared<F, N_TILES>;
   extern __shared__ unsigned char raw[];
-  const S s(raw, p.stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = p.n / UNIT_ROWS;
+  const S s(raw, warp);
   const int from = static_cast<int64_t>(blockIdx.x) * tiles / gridDim.x;
   const int to = static_cast<int64_t>(blockIdx.x + 1) * tiles / gridDim.x;
-  const int own = warp * p.stages;
-  if (lane == 0) {
-    for (int i = 0; i < p.stages; i++) mbarrier_init(s.barriers + (own + i) * 8, 1);
-    mbarrier_init_fence();
-  }
-  __syncwarp();
   const uint64_t policy = policy_evict_first();
-  const UnitRequest<F, N_TILES> request(p, lane);
+  const UnitCopies<F> copies(p, lane);
+  const uint32_t ring = shared_address(s.ring);
   UnitCursor<SLICES> ahead(from, to, warp >= p.steps);
-  for (int i = 0; i < p.stages && !ahead.done(); i++) {
-    request.send(s, low, high, own + i, ahead.step(warp), ahead.tile * UNIT_ROWS, lane, policy);
-    ahead.next(p.steps, warp);
-  }
+  const auto ask = [&](int stage) {
+    if (!ahead.done()) {
+      copies.send(ring + stage * F::UNIT_BYTES, ahead.step(warp), ahead.tile, policy);
+      ahead.next(p.steps, warp);
+    }
+    copies_commit();
+  };
+#pragma unroll 1
+  for (int i = 0; i < S::STAGES; i++) ask(i);
   launch_dependents();
   grid_dependency_wait();
 
   const int passes = (p.steps + BLOCK_WARPS * SLICES - 1) / (BLOCK_WARPS * SLICES);
   int stage = 0, turn = 0;
-  uint32_t phase = 0;
   for (int chunk = from; chunk < to; chunk += CHUNK_TILES) {
     for (int pass = 0; pass < passes; pass++) {
       BlockX<F, N_TILES> x[SLICES];
@@ -161,21 +170,20 @@ __device__ __forceinline__ void blocks_few(const CUtensorMap& low, const CUtenso
         const int step = (pass * SLICES + slice) * BLOCK_WARPS + warp;
         if (step < p.steps) x[slice].read(p.x + step * UNIT_COLUMNS, p.ld_x, p.m, lane);
       }
+#pragma unroll 1
       for (int tile = chunk; tile < min(chunk + CHUNK_TILES, to); tile++, turn++) {
         float total[N_TILES][4] = {};
 #pragma unroll
         for (int slice = 0; slice < SLICES; slice++) {
           if ((pass * SLICES + slice) * BLOCK_WARPS + warp >= p.steps) break;
-          const int slot = own + stage;
-          mbarrier_wait(s.barriers + slot * 8, phase);
-          const UnitPlace unit = {s.low + slot * F::LOW_BYTES, s.high + slot * F::HIGH_BYTES, s.rest + slot * F::REST_BYTES};
-          multiply_unit<F, N_TILES>(unit, x[slice], total, lane, [&] {
+          copies_wait_group<S::STAGES - 1>();
+          __syncwarp();
+          const unsigned char* unit = s.ring + stage * F::UNIT_BYTES;
+          multiply_unit<F, N_TILES>({unit, unit + F::LOW_BYTES, unit + F::LOW_BYTES + F::HIGH_BYTES}, x[slice], total, lane, [&] {
             __syncwarp();
-            if (ahead.done()) return;
-            request.send(s, low, high, slot, ahead.step(warp), ahead.tile * UNIT_ROWS, lane, policy);
-            ahead.next(p.steps, warp);
+            ask(stage);
           });
-          if (++stage == p.stages) stage = 0, phase ^= 1;
+          if (++stage == S::STAGES) stage = 0;
         }
         float* mine = s.sums + (turn % 2 * BLOCK_WARPS + warp) * S::WARP_SUMS + lane % 4 * 2 * S::SUM_STRIDE + lane_row(lane);
 #pragma unroll
@@ -191,11 +199,10 @@ __device__ __forceinline__ void blocks_few(const CUtensorMap& low, const CUtenso
 
 }  // namespace stoker
 
-#define FEW(FORMAT, N_TILES, TOKENS, NAME)                                                                 \
-  extern "C" __global__ void __launch_bounds__(256, 2) sm90_blocks_few_##NAME##_m##TOKENS(                 \
-      const __grid_constant__ CUtensorMap low, const __grid_constant__ CUtensorMap high,                   \
-      const __grid_constant__ stoker::BlockArguments p) {                                                  \
-    stoker::blocks_few<stoker::FORMAT, N_TILES>(low, high, p);                                             \
+#define FEW(FORMAT, N_TILES, TOKENS, NAME)                                                                       \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
+      sm90_blocks_few_##NAME##_m##TOKENS(const __grid_constant__ stoker::BlockArguments p) {                     \
+    stoker::blocks_few<stoker::FORMAT, N_TILES>(p);                                                              \
   }
 #define FEW_OF(FORMAT, NAME) \
   FEW(FORMAT, 1, 8, NAME)    \
