@@ -143,12 +143,12 @@ struct BlockUnit {
     return place % 2 ? lower >> 4 & 0x0F0F0F0Fu | upper & 0xF0F0F0F0u : lower & 0x0F0F0F0Fu | upper << 4 & 0xF0F0F0F0u;
   }
 
-  // The scale of a place in row h; with BYTES the byte.
-  __device__ __forceinline__ float scale(int h, int place) const {
+  // The scale of a place in row h; with BYTES the byte, by a magic number of the bits of 2^23.
+  __device__ __forceinline__ float scale(int h, int place, uint32_t magic) const {
     if constexpr (F::BYTES) {
       constexpr uint32_t SIGNS = F::MINS ? 0 : 0x80808080u;
       const uint32_t word = scales[h][place / 4] ^ SIGNS;
-      const uint32_t number = __byte_perm(word, 0x4B000000u, 0x7440 + place % 4);  // 2^23 and the byte
+      const uint32_t number = __byte_perm(word, magic, 0x7440 + place % 4);  // 2^23 and the byte
       return __uint_as_float(number) - (F::MINS ? 8388608.f : 8388736.f);
     } else {
       const uint32_t word = scales[h][place / 2];
@@ -228,11 +228,11 @@ __device__ __forceinline__ void product(float (&d)[4], const uint32_t (&a)[4], c
   }
 }
 
-// Adds a unit's products to `total`: its rows r(q) of tokens 2c and 2c + 1, then rows r(q) + 8, times 2^-69. `release` is
-// called once all of the unit is in registers: half of it at a time where codes have many bits.
+// Adds a unit's products to `total`: its rows r(q) of tokens 2c and 2c + 1, then rows r(q) + 8, times 2^-69. `magic`: the
+// bits of 2^23. `release` is called once all of the unit is in registers: half of it at a time where codes have many bits.
 template <class F, int N_TILES, class Release>
 __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const BlockX<F, N_TILES>& x, float (&total)[N_TILES][4],
-                                              int lane, Release release) {
+                                              int lane, uint32_t magic, Release release) {
   BlockUnit<F> unit;
   unit.read_scales(from, lane);
   unit.read_codes(from, 0, lane);
@@ -266,7 +266,7 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) product(raw[n], a, x.x[step][n], j == 0 && F::OFFSET == 0);
     }
-    const float scale[2] = {unit.scale(0, place), unit.scale(1, place)};
+    const float scale[2] = {unit.scale(0, place, magic), unit.scale(1, place, magic)};
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll

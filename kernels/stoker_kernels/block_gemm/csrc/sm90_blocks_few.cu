@@ -147,6 +147,8 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
   const uint64_t policy = policy_evict_first();
   const UnitCopies<F> copies(p, lane);
   const uint32_t ring = shared_address(s.ring);
+  // In a register, as the compiler cannot know it: an instruction has one constant.
+  const uint32_t magic = p.m > 0 ? 0x4B000000u : 0u;
   UnitCursor<SLICES> ahead(from, to, warp >= p.steps);
   const auto ask = [&](int stage) {
     if (!ahead.done()) {
@@ -179,7 +181,7 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
           copies_wait_group<S::STAGES - 1>();
           __syncwarp();
           const unsigned char* unit = s.ring + stage * F::UNIT_BYTES;
-          multiply_unit<F, N_TILES>({unit, unit + F::LOW_BYTES, unit + F::LOW_BYTES + F::HIGH_BYTES}, x[slice], total, lane, [&] {
+          multiply_unit<F, N_TILES>({unit, unit + F::LOW_BYTES, unit + F::LOW_BYTES + F::HIGH_BYTES}, x[slice], total, lane, magic, [&] {
             __syncwarp();
             ask(stage);
           });
