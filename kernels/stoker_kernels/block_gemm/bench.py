@@ -25,6 +25,7 @@ from torch import Tensor
 
 from stoker_kernels.block_gemm import plane_launch, sm90_few
 from stoker_kernels.block_gemm.op import block_linear
+from stoker_kernels.block_gemm.plane_choose import SCRATCH_BYTES
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
 from stoker_kernels.launch.dispatch import sm_count, sm_of
@@ -122,7 +123,7 @@ def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str
         return complaints
     for case in range(cases):
         name = sm90_few.FORMATS[case % len(sm90_few.FORMATS)]
-        n, k, tokens = 16 * draw.randrange(1, 700), 256 * draw.randrange(1, 40), draw.randrange(1, 17)
+        n, k, tokens = 16 * draw.randrange(1, 700), 256 * draw.randrange(1, 40), draw.randrange(1, 65)
         piece, x = random_piece(name, n, k, device), torch.randn(tokens, k, device=device).bfloat16()
         out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
         ctas = draw.choice([0, 7, 264])
@@ -177,6 +178,10 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
     if sm90_few.refusal(x, copies[0], None, out) is None:
         for ctas in (1, 2):
             yield f"few, {ctas} CTAs an SM", functools.partial(_by_few, x, copies, out, ctas * sm_count(x.device))
+    if m >= 32:
+        made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
+        yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out, made)
+        yield "cuBLAS alone", functools.partial(_by_cublas, x, made, out)
 
 
 def chain_rows(device: torch.device, tokens: tuple[int, ...]) -> Iterator[Row]:
@@ -205,6 +210,18 @@ def _layer(xs: list[Tensor], layers: list[list[BlockWeight]], outs: list[Tensor]
 
 def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, ctas: int, i: int) -> None:
     sm90_few.linear(x, copies[i % len(copies)], None, out, ctas=ctas)
+
+
+def _by_rows(x: Tensor, copies: list[PlaneRows], out: Tensor, made: Tensor, i: int) -> None:
+    at_once = max(1, SCRATCH_BYTES // (made.shape[1] * 2))
+    for first in range(0, len(made), at_once):
+        own = slice(first, first + at_once)
+        plane_launch.rows(copies[i % len(copies)], made[own], first=first)
+        torch.mm(x, made[own].t(), out=out[:, own])
+
+
+def _by_cublas(x: Tensor, made: Tensor, out: Tensor, i: int) -> None:
+    torch.mm(x, made.t(), out=out)
 
 
 def _by_tile(

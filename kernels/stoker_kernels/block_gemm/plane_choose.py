@@ -1,5 +1,5 @@
 """`plane_linear` and `plane_rows` on CUDA: fused products up to a few hundred tokens, beyond them dequantized rows
-and cuBLAS. For up to 16 tokens Hopper has kernels of its own for most formats (`sm90_few`), all others are in Triton
+and cuBLAS. For up to 64 tokens Hopper has kernels of its own for most formats (`sm90_few`), all others are in Triton
 (`plane_launch`).
 
 Invariants: one call outside of a capture makes every later one of its shape capturable. What a call takes of memory

@@ -1,4 +1,6 @@
-"""Products of up to 16 tokens with GGUF's planes on Hopper: host side of csrc/sm90_blocks_few.cu.
+"""Products of a few tokens with GGUF's planes on Hopper: host side of csrc/sm90_blocks_few.cu.
+
+A launch has up to 32 tokens; more take several, which each read the weight.
 
 Invariants: codes and scales are multiplied as their format defines them, exactly, and summed in fp32; sums are added in
 a fixed order, so equal calls give equal bits. A launch never synchronises and can be captured after one of its kind; it
@@ -22,9 +24,12 @@ from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, plane_row_bytes
 
 STEM, ARCH = "sm90_blocks_few", "sm_90a"
 FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
-TOKENS = (8, 16)  # of the kernels of a format
-UNIT_ROWS, WARPS, CHUNK_TILES = 16, 8, 8
-SHARED_OF_TWO = 113 * 1024  # bytes of a CTA beside which the next launch's find room, so that they fill their rings
+TOKENS = (8, 16, 32)  # of the kernels of a format
+MOST_TOKENS = 64  # for which reading the weight anew is faster than what else there is
+UNIT_ROWS, WARPS = 16, 8
+# Tokens up to which two CTAs find room in an SM, so that the next launch's fill their rings beside ours; their bytes, and
+# those of one alone.
+PAIRED_TOKENS, SHARED_OF_TWO, SHARED_OF_ONE = 16, 113 * 1024, 227 * 1024
 
 
 class BlockArguments(ctypes.Structure):
@@ -47,8 +52,8 @@ def refusal(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> st
     """None where the kernels take these operands, else why not."""
     if piece.format not in FORMATS:
         return f"takes {', '.join(FORMATS)}, not {piece.format}"
-    if x.shape[0] > TOKENS[-1]:
-        return f"takes up to {TOKENS[-1]} tokens"
+    if x.shape[0] > MOST_TOKENS:
+        return f"takes up to {MOST_TOKENS} tokens"
     if piece.columns % STEP or piece.rows % UNIT_ROWS:
         return f"takes multiples of {UNIT_ROWS} rows and {STEP} columns"
     if {x.dtype, out.dtype, x.dtype if bias is None else bias.dtype} != {torch.bfloat16}:
@@ -71,11 +76,12 @@ def unit_bytes(name: str) -> int:
 @functools.cache
 def shared_bytes(name: str, tokens: int) -> int:
     """Dynamic shared memory: sums of two tiles by every warp, whole ones of a chunk, and as many units of each warp's ring
-    as let two CTAs share an SM.
+    as find room.
     """
-    sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + CHUNK_TILES * UNIT_ROWS)
+    paired = tokens <= PAIRED_TOKENS
+    sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + (8 if paired else 16) * UNIT_ROWS)
     units = WARPS * unit_bytes(name)
-    return sums + (SHARED_OF_TWO - sums) // units * units
+    return sums + ((SHARED_OF_TWO if paired else SHARED_OF_ONE) - sums) // units * units
 
 
 def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, ctas: int = 0) -> None:
@@ -83,6 +89,12 @@ def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, cta
 
     CTAs, which share the rows, are as many as SMs where they are not given. Raises CubinMissing.
     """
+    for first in range(0, len(x), TOKENS[-1]):
+        own = slice(first, first + TOKENS[-1])
+        _launch(x[own], piece, bias, out[own], ctas)
+
+
+def _launch(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, ctas: int) -> None:
     m, tiles = x.shape[0], piece.rows // UNIT_ROWS
     tokens = next(size for size in TOKENS if m <= size)
     name = f"{STEM}_{piece.format.lower()}_m{tokens}"

@@ -101,7 +101,7 @@ def test_few_tokens_in_cuda(name: str, device: torch.device) -> None:
         data = mild_rows(name, rows, columns)
         piece = in_planes(name, data, columns, device)
         values = by_definition(data, name).double().to(device)
-        for tokens in (1, random.randint(2, 8), random.randint(9, 16)):
+        for tokens in (1, random.randint(2, 8), random.randint(9, 16), random.randint(17, 32)):
             x = torch.randn(tokens, columns, device=device).bfloat16()
             bias = torch.randn(rows, device=device).bfloat16()
             wide = torch.full((tokens, rows + 24), float("nan"), dtype=torch.bfloat16, device=device)

@@ -56,7 +56,7 @@ class Machine:
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= sm90_few.SHARED_OF_TWO
+        assert kernel.shared_bytes <= sm90_few.SHARED_OF_ONE
         assert cluster == 1
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]

@@ -1,4 +1,4 @@
-// y = x · Wᵀ + bias for up to 16 tokens and weights in GGUF's planes, where the bytes of the weight are the limit.
+// y = x · Wᵀ + bias for up to 32 tokens and weights in GGUF's planes, where the bytes of the weight are the limit.
 //
 // A CTA has some tiles of 16 rows. Its eight warps share the columns: each keeps x of one or two steps of 256 columns in
 // registers and takes them of a tile after the other, its units coming by copies of its own into a ring of its own. What the warps found of a tile is added in their order. Where a row has more steps than the warps keep, they
@@ -17,12 +17,19 @@ struct BlockArguments {
   int m, n, steps, ld_x, ld_out;
 };
 
-constexpr int BLOCK_WARPS = 8, CHUNK_TILES = 8;
-constexpr int SHARED_OF_TWO = 113 * 1024;  // bytes of a CTA beside which another one finds room
+constexpr int BLOCK_WARPS = 8;
+
+// Of up to 16 tokens two CTAs find room in an SM, so that the next launch's fill their rings beside ours; of 32 one.
+template <int N_TILES>
+struct FewTokens {
+  static constexpr int TOKENS = 8 * N_TILES, CTAS = N_TILES > 2 ? 1 : 2, SLICES = N_TILES > 1 ? 1 : 2;
+  static constexpr int SHARED_BYTES = (CTAS == 2 ? 113 : 227) * 1024, CHUNK_TILES = CTAS == 2 ? 8 : 16;
+};
 
 // Which unit comes next: chunks of tiles, passes of steps, tiles, and the steps that a warp keeps.
-template <int SLICES>
+template <int N_TILES>
 struct UnitCursor {
+  static constexpr int SLICES = FewTokens<N_TILES>::SLICES, CHUNK_TILES = FewTokens<N_TILES>::CHUNK_TILES;
   int first, end, last;  // tiles of the chunk, and where the CTA's end
   int pass = 0, tile, slice = 0;
 
@@ -46,12 +53,13 @@ struct UnitCursor {
 // The rings and the sums in shared memory.
 template <class F, int N_TILES>
 struct BlockShared {
-  static constexpr int TOKENS = 8 * N_TILES, SUM_STRIDE = UNIT_ROWS + 4, WARP_SUMS = TOKENS * SUM_STRIDE;
-  static constexpr int SUM_BYTES = 4 * TOKENS * (2 * BLOCK_WARPS * (UNIT_ROWS + 4) + CHUNK_TILES * UNIT_ROWS);
-  static constexpr int STAGES = (SHARED_OF_TWO - SUM_BYTES) / (BLOCK_WARPS * F::UNIT_BYTES);  // of a warp's ring
+  using T = FewTokens<N_TILES>;
+  static constexpr int TOKENS = T::TOKENS, SUM_STRIDE = UNIT_ROWS + 4, WARP_SUMS = TOKENS * SUM_STRIDE;
+  static constexpr int SUM_BYTES = 4 * TOKENS * (2 * BLOCK_WARPS * (UNIT_ROWS + 4) + T::CHUNK_TILES * UNIT_ROWS);
+  static constexpr int STAGES = (T::SHARED_BYTES - SUM_BYTES) / (BLOCK_WARPS * F::UNIT_BYTES);  // of a warp's ring
   unsigned char* ring;
   float* sums;   // [2][warps][tokens][SUM_STRIDE], of tiles in turn
-  float* whole;  // [CHUNK_TILES][tokens][16], where there are several passes
+  float* whole;  // [tiles of a chunk][tokens][16], where there are several passes
 
   __device__ __forceinline__ BlockShared(unsigned char* raw, int warp) {
     sums = reinterpret_cast<float*>(raw);
@@ -114,30 +122,33 @@ __device__ __forceinline__ void finish_tile(const BlockArguments& p, const Block
                                             int of_chunk, bool first_pass, bool last_pass) {
   using S = BlockShared<F, N_TILES>;
   constexpr int RESULTS = S::TOKENS * UNIT_ROWS, THREADS = BLOCK_WARPS * 32;
-  const int buffer = turn % 2, at = threadIdx.x % RESULTS;
-  if (RESULTS < THREADS && static_cast<int>(threadIdx.x) / RESULTS != buffer) return;  // halves of the CTA in turn
-  const int token = at / UNIT_ROWS, row = at % UNIT_ROWS;
-  const float* found = s.sums + buffer * BLOCK_WARPS * S::WARP_SUMS + token * S::SUM_STRIDE + row;
-  float sum = found[0];
+  const int buffer = turn % 2, thread = threadIdx.x;
+  if (RESULTS < THREADS && thread / RESULTS != buffer) return;  // halves of the CTA in turn
 #pragma unroll
-  for (int warp = 1; warp < BLOCK_WARPS; warp++) sum += found[warp * S::WARP_SUMS];
-  float* whole = s.whole + of_chunk * RESULTS + at;
-  if (!first_pass) sum += *whole;
-  if (!last_pass) {
-    *whole = sum;
-  } else if (token < p.m) {
-    const int column = tile * UNIT_ROWS + row;
-    float value = sum * SUM_UNIT;
-    if (p.bias != nullptr) value += __bfloat162float(p.bias[column]);
-    const uint32_t rounded = pack_bf16(value, 0.f);
-    uint16_t* out = reinterpret_cast<uint16_t*>(p.out) + static_cast<int64_t>(token) * p.ld_out + column;
-    *out = static_cast<uint16_t>(rounded);
+  for (int at = thread % RESULTS; at < RESULTS; at += THREADS) {
+    const int token = at / UNIT_ROWS, row = at % UNIT_ROWS;
+    const float* found = s.sums + buffer * BLOCK_WARPS * S::WARP_SUMS + token * S::SUM_STRIDE + row;
+    float sum = found[0];
+#pragma unroll
+    for (int warp = 1; warp < BLOCK_WARPS; warp++) sum += found[warp * S::WARP_SUMS];
+    float* whole = s.whole + of_chunk * RESULTS + at;
+    if (!first_pass) sum += *whole;
+    if (!last_pass) {
+      *whole = sum;
+    } else if (token < p.m) {
+      const int column = tile * UNIT_ROWS + row;
+      float value = sum * SUM_UNIT;
+      if (p.bias != nullptr) value += __bfloat162float(p.bias[column]);
+      const uint32_t rounded = pack_bf16(value, 0.f);
+      uint16_t* out = reinterpret_cast<uint16_t*>(p.out) + static_cast<int64_t>(token) * p.ld_out + column;
+      *out = static_cast<uint16_t>(rounded);
+    }
   }
 }
 
 template <class F, int N_TILES>
 __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
-  constexpr int SLICES = 2 / N_TILES;
+  constexpr int SLICES = FewTokens<N_TILES>::SLICES, CHUNK_TILES = FewTokens<N_TILES>::CHUNK_TILES;
   using S = BlockShared<F, N_TILES>;
   extern __shared__ unsigned char raw[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = p.n / UNIT_ROWS;
@@ -149,7 +160,7 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
   const uint32_t ring = shared_address(s.ring);
   // In a register, as the compiler cannot know it: an instruction has one constant.
   const uint32_t magic = p.m > 0 ? 0x4B000000u : 0u;
-  UnitCursor<SLICES> ahead(from, to, warp >= p.steps);
+  UnitCursor<N_TILES> ahead(from, to, warp >= p.steps);
   const auto ask = [&](int stage) {
     if (!ahead.done()) {
       copies.send(ring + stage * F::UNIT_BYTES, ahead.step(warp), ahead.tile, policy);
@@ -202,13 +213,14 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
 }  // namespace stoker
 
 #define FEW(FORMAT, N_TILES, TOKENS, NAME)                                                                       \
-  extern "C" __global__ void __launch_bounds__(256, 2)                                                           \
+  extern "C" __global__ void __launch_bounds__(256, stoker::FewTokens<N_TILES>::CTAS)                             \
       sm90_blocks_few_##NAME##_m##TOKENS(const __grid_constant__ stoker::BlockArguments p) {                     \
     stoker::blocks_few<stoker::FORMAT, N_TILES>(p);                                                              \
   }
 #define FEW_OF(FORMAT, NAME) \
   FEW(FORMAT, 1, 8, NAME)    \
-  FEW(FORMAT, 2, 16, NAME)
+  FEW(FORMAT, 2, 16, NAME)  \
+  FEW(FORMAT, 4, 32, NAME)
 
 FEW_OF(Q4K, q4_k)
 FEW_OF(Q6K, q6_k)
