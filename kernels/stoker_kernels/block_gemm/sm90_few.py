@@ -27,8 +27,8 @@ FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
 TOKENS = (8, 16, 32)  # of the kernels of a format
 MOST_TOKENS = 64  # for which reading the weight anew is faster than what else there is
 UNIT_ROWS, WARPS = 16, 8
-# Tokens up to which two CTAs find room in an SM, so that the next launch's fill their rings beside ours; their bytes, and
-# those of one alone.
+# Tokens up to which two CTAs find room in an SM, so that the next launch's fill their rings beside ours; their bytes,
+# and those of one alone.
 PAIRED_TOKENS, SHARED_OF_TWO, SHARED_OF_ONE = 16, 113 * 1024, 227 * 1024
 
 
@@ -75,8 +75,8 @@ def unit_bytes(name: str) -> int:
 
 @functools.cache
 def shared_bytes(name: str, tokens: int) -> int:
-    """Dynamic shared memory: sums of two tiles by every warp, whole ones of a chunk, and as many units of each warp's ring
-    as find room.
+    """Dynamic shared memory: sums of two tiles by every warp, whole ones of a chunk, and as many units of each warp's
+    ring as find room.
     """
     paired = tokens <= PAIRED_TOKENS
     sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + (8 if paired else 16) * UNIT_ROWS)
