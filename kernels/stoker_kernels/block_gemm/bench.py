@@ -2,9 +2,8 @@
 
 Correctness first: random shapes of every format, every tile and some splits, against fp64 of the values that the
 reference decodes, and decoded rows bit for bit. Then the weights of a layer of 8B as Q4_K_M has them, cold (as many
-copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split, and
-CTAs of the kernels for few tokens. First of all the four weights of a layer in turn, each launch begun while
-the one before runs, as in a step.
+copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split. First
+of all the four weights of a layer in turn, each launch begun while the one before runs, as in a step.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ from stoker_kernels.block_gemm.op import block_linear
 from stoker_kernels.block_gemm.plane_choose import SCRATCH_BYTES
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
-from stoker_kernels.launch.dispatch import sm_count, sm_of
+from stoker_kernels.launch.dispatch import sm_of
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
     PLANE_KINDS,
+    STEP,
     BlockWeight,
     PlaneRows,
     place_planes,
@@ -117,7 +117,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
 
 
 def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str]:
-    """Random products through the kernels for few tokens, with random CTAs; what is wrong, if anything."""
+    """Random products through the kernels for few tokens, with random splits; what is wrong, if anything."""
     complaints: list[str] = []
     if sm90_few.device_refusal(torch.bfloat16, sm_of(device)) is not None:
         return complaints
@@ -126,11 +126,11 @@ def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str
         n, k, tokens = 16 * draw.randrange(1, 700), 256 * draw.randrange(1, 40), draw.randrange(1, 65)
         piece, x = random_piece(name, n, k, device), torch.randn(tokens, k, device=device).bfloat16()
         out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
-        ctas = draw.choice([0, 7, 264])
-        sm90_few.linear(x, piece, None, out, ctas=ctas)
+        split = draw.choice([0, 8])
+        sm90_few.linear(x, piece, None, out, split=split)
         found = error(out, x, piece)
         if not found < 2.5e-3:
-            complaints.append(f"{name}, few: {tokens} × {n} × {k}, {ctas} CTAs: error {found:.2e}")
+            complaints.append(f"{name}, few: {tokens} × {n} × {k}, split {split}: error {found:.2e}")
     return complaints
 
 
@@ -176,8 +176,9 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
         for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
             yield f"{tile.tokens} tokens, {splits} splits", functools.partial(_by_tile, x, copies, out, tile, splits)
     if sm90_few.refusal(x, copies[0], None, out) is None:
-        for ctas in (1, 2):
-            yield f"few, {ctas} CTAs an SM", functools.partial(_by_few, x, copies, out, ctas * sm_count(x.device))
+        tile = next((tile for tile in sm90_few.TILES if m <= tile.tokens), sm90_few.TILES[-1])
+        for split in range(-(-x.shape[1] // (STEP * tile.steps)), sm90_few.MAX_SPLIT + 1):
+            yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
     if m >= 32:
         made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
         yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out, made)
@@ -208,8 +209,8 @@ def _layer(xs: list[Tensor], layers: list[list[BlockWeight]], outs: list[Tensor]
         block_linear(x, weight, out=out)
 
 
-def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, ctas: int, i: int) -> None:
-    sm90_few.linear(x, copies[i % len(copies)], None, out, ctas=ctas)
+def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, split: int, i: int) -> None:
+    sm90_few.linear(x, copies[i % len(copies)], None, out, split=split)
 
 
 def _by_rows(x: Tensor, copies: list[PlaneRows], out: Tensor, made: Tensor, i: int) -> None:

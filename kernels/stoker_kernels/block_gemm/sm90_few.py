@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,12 +26,14 @@ from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, plane_row_bytes
 
 STEM, ARCH = "sm90_blocks_few", "sm_90a"
 FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
-TOKENS = (8, 16, 32)  # of the kernels of a format
 MOST_TOKENS = 64  # for which reading the weight anew is faster than what else there is
 UNIT_ROWS, WARPS = 16, 8
-# Tokens up to which two CTAs find room in an SM, so that the next launch's fill their rings beside ours; their bytes,
-# and those of one alone.
-PAIRED_TOKENS, SHARED_OF_TWO, SHARED_OF_ONE = 16, 113 * 1024, 227 * 1024
+MAX_SPLIT = 8  # CTAs of a portable cluster
+MOST_COLUMNS = MAX_SPLIT * 2 * WARPS * STEP  # of which a cluster holds x of eight tokens
+SHARED_BYTES = {1: 227 * 1024, 2: 113 * 1024}  # of a CTA, where one or two share an SM
+# What a warp takes for a unit where a CTA has an SM, and what adding up in a cluster does: the order of choices is what
+# they are for.
+UNIT_US, CLUSTER_US = 0.6, 1.2
 
 
 class BlockArguments(ctypes.Structure):
@@ -37,7 +41,7 @@ class BlockArguments(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "low", "high", "scale", "factor")),
-        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_x", "ld_out")),
+        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_x", "ld_out", "split")),
     ]
 
 
@@ -54,8 +58,8 @@ def refusal(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> st
         return f"takes {', '.join(FORMATS)}, not {piece.format}"
     if x.shape[0] > MOST_TOKENS:
         return f"takes up to {MOST_TOKENS} tokens"
-    if piece.columns % STEP or piece.rows % UNIT_ROWS:
-        return f"takes multiples of {UNIT_ROWS} rows and {STEP} columns"
+    if piece.columns % STEP or piece.rows % UNIT_ROWS or piece.columns > MOST_COLUMNS:
+        return f"takes multiples of {UNIT_ROWS} rows and {STEP} columns, at most {MOST_COLUMNS} of these"
     if {x.dtype, out.dtype, x.dtype if bias is None else bias.dtype} != {torch.bfloat16}:
         return "takes bfloat16 throughout"
     if x.stride(1) != 1 or out.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
@@ -73,35 +77,84 @@ def unit_bytes(name: str) -> int:
     return UNIT_ROWS * (codes + 8 * kind.scale_words + (4 if kind.bytes_ else 0))
 
 
-@functools.cache
-def shared_bytes(name: str, tokens: int) -> int:
-    """Dynamic shared memory: sums of two tiles by every warp, whole ones of a chunk, and as many units of each warp's
-    ring as find room.
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """One compiled kernel of a format: up to `tokens` tokens; `ctas` are resident on an SM, and each of a CTA's warps
+    keeps `slices` steps of x. A cluster adds up `chunk` tiles at a time.
     """
-    paired = tokens <= PAIRED_TOKENS
-    sums = 4 * tokens * (2 * WARPS * (UNIT_ROWS + 4) + (8 if paired else 16) * UNIT_ROWS)
-    units = WARPS * unit_bytes(name)
-    return sums + ((SHARED_OF_TWO if paired else SHARED_OF_ONE) - sums) // units * units
+
+    tokens: int
+    ctas: int
+    slices: int
+    chunk: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of a row that a CTA has at most."""
+        return WARPS * self.slices
+
+    def shared_bytes(self, name: str) -> int:
+        """Dynamic shared memory: sums of two tiles by every warp, those of a chunk, and rings with what is left."""
+        sums = 4 * self.tokens * (2 * WARPS * (UNIT_ROWS + 4) + self.chunk * UNIT_ROWS)
+        units = self.steps * unit_bytes(name)
+        return sums + (SHARED_BYTES[self.ctas] - sums) // units * units
 
 
-def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, ctas: int = 0) -> None:
+TILES = (FewTile(8, 2, 2, 16), FewTile(16, 2, 1, 12), FewTile(32, 1, 1, 16))
+
+
+def split_for(tile: FewTile, rows: int, steps: int, residents: Callable[[int], int]) -> int:
+    """CTAs of a cluster that share the columns: what takes least by units that follow each other in a warp, x and sums.
+
+    `residents`: of clusters of so many CTAs. Raises ValueError where no cluster holds x.
+    """
+    tiles = rows // UNIT_ROWS
+
+    def cost_us(split: int) -> float:
+        units = -(-tiles // max(1, residents(split))) * -(-steps // (split * WARPS))
+        return units * UNIT_US * tile.ctas + (CLUSTER_US if split > 1 else 0.0)
+
+    fitting = [split for split in range(1, MAX_SPLIT + 1) if split * tile.steps >= steps]
+    if not fitting:
+        raise ValueError(f"rows of {steps * STEP} columns are more than a cluster holds for {tile.tokens} tokens")
+    return min(fitting, key=cost_us)
+
+
+def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, split: int = 0) -> None:
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts; |x| below 2^63.
 
-    CTAs, which share the rows, are as many as SMs where they are not given. Raises CubinMissing.
+    `split` CTAs share the columns, where it is given. Raises CubinMissing.
     """
-    for first in range(0, len(x), TOKENS[-1]):
-        own = slice(first, first + TOKENS[-1])
-        _launch(x[own], piece, bias, out[own], ctas)
+    most = max(tile.tokens for tile in TILES if tile.steps * MAX_SPLIT * STEP >= piece.columns)
+    for first in range(0, len(x), most):
+        _launch(x[first : first + most], piece, bias, out[first : first + most], split)
 
 
-def _launch(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, ctas: int) -> None:
-    m, tiles = x.shape[0], piece.rows // UNIT_ROWS
-    tokens = next(size for size in TOKENS if m <= size)
-    name = f"{STEM}_{piece.format.lower()}_m{tokens}"
-    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(piece.format, tokens), 32 * WARPS, x.device.index or 0)
+def _launch(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, split: int) -> None:
+    tile = next(tile for tile in TILES if len(x) <= tile.tokens)
+    chosen = _kernel(tile, piece.format, x.device)
+    steps = piece.columns // STEP
+    split = split or _split(tile, piece.format, piece.rows, steps, x.device)
     arguments = BlockArguments(
         out.data_ptr(), x.data_ptr(), cuda.address_of(bias), piece.low.data_ptr(), cuda.address_of(piece.high),
-        piece.scale.data_ptr(), cuda.address_of(piece.factor), m, piece.rows, piece.columns // STEP, x.stride(0),
-        out.stride(0),
+        piece.scale.data_ptr(), cuda.address_of(piece.factor), x.shape[0], piece.rows, steps, x.stride(0),
+        out.stride(0), split,
     )  # fmt: skip
-    cuda.launch(chosen, min(tiles, ctas or sm_count(x.device)), [arguments], x.device, pdl=pdl_on(x.device))
+    clusters = min(piece.rows // UNIT_ROWS, _residents(tile, piece.format, x.device, split))
+    cuda.launch(chosen, clusters * split, [arguments], x.device, pdl=pdl_on(x.device), cluster=split)
+
+
+def _kernel(tile: FewTile, name: str, device: torch.device) -> cuda.Kernel:
+    entry = f"{STEM}_{name.lower()}_m{tile.tokens}"
+    return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), 32 * WARPS, device.index or 0)
+
+
+def _residents(tile: FewTile, name: str, device: torch.device, split: int) -> int:
+    if split == 1:
+        return sm_count(device) * tile.ctas
+    return max(1, cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name)))
+
+
+@functools.cache
+def _split(tile: FewTile, name: str, rows: int, steps: int, device: torch.device) -> int:
+    return split_for(tile, rows, steps, functools.partial(_residents, tile, name, device))

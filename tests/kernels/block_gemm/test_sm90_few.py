@@ -16,6 +16,7 @@ from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 from tests.kernels.emulator.blocks import Machine, compile_blocks
 
 from stoker_kernels.block_gemm import sm90_few
+from stoker_kernels.block_gemm.sm90_few import FewTile
 from stoker_kernels.quant import PLANE_KINDS
 
 
@@ -31,7 +32,7 @@ def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def product(machine: Machine, name: str, m: int, rows: int, columns: int) -> None:
+def product(machine: Machine, name: str, m: int, rows: int, columns: int, split: int = 0) -> None:
     """Random operands: every value, and nothing around the result is written."""
     data = mild_rows(name, rows, columns)
     piece = in_planes(name, data, columns)
@@ -41,25 +42,40 @@ def product(machine: Machine, name: str, m: int, rows: int, columns: int) -> Non
     want = x.double() @ by_definition(data, name).double().t() + (0.0 if bias is None else bias.double())
     out = out_space[1 : m + 1, 8 : rows + 8]
     machine.x, machine.out, machine.seed = x_space, out_space, random.randrange(1 << 30)
-    sm90_few.linear(x, piece, bias, out)
+    sm90_few.linear(x, piece, bias, out, split=split)
     # fp32's sums, and one rounding to bf16.
     torch.testing.assert_close(out.double(), want, rtol=2.0**-8, atol=2e-4)
     out.fill_(float("nan"))
     assert out_space.isnan().all()
 
 
-@pytest.mark.parametrize("tokens", sm90_few.TOKENS)
+@pytest.mark.parametrize("tile", sm90_few.TILES, ids=lambda tile: str(tile.tokens))
 @pytest.mark.parametrize("name", sm90_few.FORMATS)
-def test_products_match_the_definition(machine: Machine, name: str, tokens: int) -> None:
-    """Fewer steps than warps and more than they keep at once."""
-    for steps in (random.randint(1, 7), random.randint(17, 20)):
-        product(machine, name, random.randint(tokens // 2 + 1, tokens), 16 * random.randint(1, 5), 256 * steps)
+def test_products_match_the_definition(machine: Machine, name: str, tile: FewTile) -> None:
+    """Fewer steps than warps, and as many as a CTA keeps and more."""
+    for steps in (random.randint(1, 7), random.randint(14, 20)):
+        tokens = random.randint(tile.tokens // 2 + 1, tile.tokens)
+        product(machine, name, tokens, 16 * random.randint(1, 9), 256 * steps)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
-def test_chunks_of_tiles_run_through_all_steps(machine: Machine, name: str) -> None:
+def test_clusters_add_up_chunks_of_tiles(machine: Machine, name: str) -> None:
+    """CTAs with fewer steps than others, or none; more tiles than a chunk."""
     machine.sms = 2
-    product(machine, name, random.randint(9, 32), 16 * random.randint(17, 36), 256 * random.randint(9, 12))
+    product(machine, name, random.randint(1, 16), 16 * random.randint(33, 40), 256 * random.randint(5, 10), split=4)
+    product(machine, name, random.randint(17, 32), 16 * random.randint(1, 5), 256 * 9, split=8)
+
+
+def test_the_columns_are_shared_where_that_is_faster() -> None:
+    """Of 132 SMs: one CTA has all columns unless x does not fit."""
+    few, _, many = sm90_few.TILES
+    assert sm90_few.split_for(few, 28672, 16, lambda split: 264 // split) == 1
+    assert sm90_few.split_for(few, 4096, 56, lambda split: 264 // split) in (4, 7)
+    for _ in range(200):
+        rows, steps = 16 * random.randint(1, 3000), random.randint(1, 64)
+        assert steps <= many.steps * sm90_few.split_for(many, rows, steps, lambda split: 132 // split)
+    with pytest.raises(ValueError, match="rows of 16640 columns"):
+        sm90_few.split_for(many, 1024, 65, lambda split: 132 // split)
 
 
 def test_more_tokens_take_several_launches(machine: Machine) -> None:
@@ -82,12 +98,12 @@ def test_one_large_x_among_small_ones(machine: Machine) -> None:
 def test_a_ring_leaves_room_for_the_next_launch(name: str) -> None:
     kind = PLANE_KINDS[name]
     assert sm90_few.unit_bytes(name) == 16 * (32 * (kind.low + kind.high) + 8 * kind.scale_words + 4 * kind.bytes_)
-    for tokens in sm90_few.TOKENS:
-        chunk, most = (8, 113 * 1024) if tokens <= 16 else (16, 227 * 1024)
-        rings = sm90_few.shared_bytes(name, tokens) - 4 * tokens * (2 * 8 * 20 + chunk * 16)
-        assert rings % (8 * sm90_few.unit_bytes(name)) == 0
-        assert rings >= 2 * 8 * sm90_few.unit_bytes(name)
-        assert sm90_few.shared_bytes(name, tokens) <= most
+    for tile in sm90_few.TILES:
+        sums = 4 * tile.tokens * (2 * 8 * 20 + tile.chunk * 16)
+        ring, depth = tile.shared_bytes(name) - sums, tile.slices * 8 * sm90_few.unit_bytes(name)
+        assert ring % depth == 0
+        assert ring >= depth * (1 if tile.slices == 2 else 2)
+        assert tile.shared_bytes(name) * tile.ctas <= 227 * 1024
 
 
 def test_what_is_not_taken_is_named() -> None:

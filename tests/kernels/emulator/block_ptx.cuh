@@ -33,4 +33,17 @@ void copies_wait_group() {
   }
 }
 
+inline void block_cluster_sync() {
+  if (cluster_size() == 1) emulator::fail("a barrier of a cluster of one");
+  cluster_arrive();
+  cluster_wait();
+}
+inline float read_peer_float(const float* local, int rank) {
+  emulator::Cta& from = *emulator::cluster->ctas[rank];
+  emulator::running(from);
+  float value;
+  std::memcpy(&value, emulator::shared(from, shared_address(local)), 4);
+  return value;
+}
+
 }  // namespace stoker

@@ -4,7 +4,7 @@
 namespace {
 
 struct Launch {
-  int ctas, threads, seed;
+  int ctas, cluster, threads, seed;
   unsigned char* x;
   int64_t x_bytes;
   const unsigned char* out;
@@ -17,7 +17,7 @@ extern "C" void run_blocks(void* kernel, const stoker::BlockArguments* p, const 
   if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
   emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
   const auto run = [=] { reinterpret_cast<void (*)(stoker::BlockArguments)>(kernel)(*p); };
-  emulator::run_grid(l->ctas, l->threads, l->seed, run);
+  emulator::run_grid(l->ctas, l->threads, l->seed, run, l->cluster);
 }
 
 extern "C" int block_arguments_size() { return sizeof(stoker::BlockArguments); }

@@ -25,7 +25,7 @@ class Launch(ctypes.Structure):
     """Launch of emulator/blocks.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("ctas", "threads", "seed")),
+        *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
         *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
     ]
 
@@ -56,16 +56,16 @@ class Machine:
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= sm90_few.SHARED_OF_ONE
-        assert cluster == 1
+        assert kernel.shared_bytes <= max(sm90_few.SHARED_BYTES.values())
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        launch = Launch(grid, kernel.threads, self.seed, *spaces[0], *spaces[1])
+        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
         self.library.run_blocks(kernel.handle, ctypes.byref(arguments[0]), ctypes.byref(launch))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be the CUDA device of `sm90_few`."""
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
+        monkeypatch.setattr(cuda, "resident_clusters", lambda _, size, __: max(1, 2 * self.sms // size))
         monkeypatch.setattr(sm90_few, "sm_count", lambda _: self.sms)
         monkeypatch.setattr(sm90_few, "pdl_on", lambda _: True)

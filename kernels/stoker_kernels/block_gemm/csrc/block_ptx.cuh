@@ -44,6 +44,21 @@ __device__ __forceinline__ void copy_weight(uint32_t to, const void* from, uint6
                : "memory");
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// A barrier of every thread of the cluster, after which its writes are seen.
+__device__ __forceinline__ void block_cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// A float of another CTA's shared memory, at the place that `local` has here.
+__device__ __forceinline__ float read_peer_float(const float* local, int rank) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];"
+               : "=f"(value)
+               : "r"(cluster_address(shared_address(local), rank))
+               : "memory");
+  return value;
+}
+
 template <int pending>
 __device__ __forceinline__ void copies_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
