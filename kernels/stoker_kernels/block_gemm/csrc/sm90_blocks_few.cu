@@ -69,7 +69,7 @@ struct UnitSource {
   }
   __device__ __forceinline__ void next(int lane) {
     low += UNIT_ROWS * row;
-    if (F::HIGH_BYTES > 0) high += UNIT_ROWS / (128 / HIGH_ROW) * row;
+    if constexpr (HIGH_ROW > 0) high += UNIT_ROWS / (128 / HIGH_ROW) * row;
     rest += UNIT_ROWS * (lane / 8 >= F::SCALE_WORDS ? 4 : 8);
   }
   // Rows four further have the other half of the chunks first.
