@@ -64,7 +64,10 @@ struct BlockUnit {
   static constexpr int CODE_WORDS = 4, HIGH_WORDS = F::CODES == EIGHT ? 4 : F::CODES == SIX ? 2 : 1;
   // By half of the step and row of the lane: of SIX a quarter's two words after the other's.
   uint32_t low[2][2][CODE_WORDS], high[2][2][HIGH_WORDS];
-  uint32_t scales[2][F::SCALE_WORDS * 2], factor[2];
+  uint32_t scales[2][8 * F::PLACES / (F::BYTES ? 32 : 16)], factor[2];
+  // What sums of x are multiplied with, by row: with BYTES a byte of places 2c and 2c + 1, and of SIX of the eighth behind
+  // them; else two fp16 numbers.
+  uint32_t shifts[2][F::CODES == SIX ? 2 : 1];
 
   __device__ __forceinline__ void read_codes(const UnitPlace& from, int half, int lane) {
     const int row = lane_row(lane), c = lane % 4;
@@ -96,14 +99,19 @@ struct BlockUnit {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
-      for (int word = 0; word < F::SCALE_WORDS; word++) {
-        const unsigned char* own = from.rest + (word * UNIT_ROWS + row + 8 * h) * 8;
-        if (F::BYTES && F::MINS && word > 0) {  // of the bytes to take off a lane has two
-          scales[h][word * 2] = *reinterpret_cast<const uint16_t*>(own + 2 * c);
-        } else {
-          const uint2 both = *reinterpret_cast<const uint2*>(own);
-          scales[h][word * 2] = both.x, scales[h][word * 2 + 1] = both.y;
+      for (int word = 0; word < static_cast<int>(sizeof scales[0] / 8); word++) {
+        const uint2 both = *reinterpret_cast<const uint2*>(from.rest + (word * UNIT_ROWS + row + 8 * h) * 8);
+        scales[h][word * 2] = both.x, scales[h][word * 2 + 1] = both.y;
+      }
+      if constexpr (F::BYTES) {
+        const unsigned char* own = from.rest + (F::MINS ? UNIT_ROWS * 8 : 0) + (row + 8 * h) * 8 + 2 * c;
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof shifts[0] / 4); i++) {
+          shifts[h][i] = *reinterpret_cast<const uint16_t*>(own + i * UNIT_ROWS * 8);
         }
+      } else {
+        const int word = c / 2 + (F::MINS ? F::SCALE_WORDS / 2 : 0);
+        shifts[h][0] = *reinterpret_cast<const uint32_t*>(from.rest + (word * UNIT_ROWS + row + 8 * h) * 8 + c % 2 * 4);
       }
       if constexpr (F::BYTES) {
         factor[h] = *reinterpret_cast<const uint32_t*>(from.rest + F::SCALE_BYTES + (row + 8 * h) * 4);
@@ -155,19 +163,16 @@ struct BlockUnit {
       return place % 2 ? half_high(word) : half_low(word);
     }
   }
-  // What is added to a place of row h, without BYTES.
-  __device__ __forceinline__ float added(int h, int place) const {
-    const uint32_t word = scales[h][F::SCALE_WORDS + place / 2];
-    return place % 2 ? half_high(word) : half_low(word);
-  }
 };
 
 // x of a step for up to 8 · N_TILES tokens as B, and what its columns sum up to.
 template <class F, int N_TILES>
 struct BlockX {
   uint32_t x[K_STEPS][N_TILES][2];
-  // The sums of places 2c and 2c + 1 of token q, times 2^64, as two bf16 numbers that add up to them.
-  uint32_t sums[N_TILES][2];
+  // The sums of places 2c and 2c + 1 of token q, and of SIX of the eighth behind them, times OFFSET (if any) and 2^64: as
+  // two bf16 numbers that add up to them, the large ones first.
+  static constexpr int EIGHTS = F::PLACES / 8;
+  uint32_t sums[N_TILES][2 * EIGHTS];
 
   // `from`: the step's first column of token 0. Tokens beyond m are 0.
   __device__ __forceinline__ void read(const __nv_bfloat16* from, int64_t stride, int m, int lane) {
@@ -188,7 +193,7 @@ struct BlockX {
         }
       }
     }
-    if constexpr (F::BYTES && F::MINS) sum(q);
+    sum(q);
   }
   __device__ __forceinline__ void keep(int step, int n, bool there, uint32_t first, uint32_t second, bool raised) {
     x[step][n][0] = there ? times(first, raised) : 0;
@@ -208,23 +213,69 @@ struct BlockX {
 #pragma unroll
       for (int step = 0; step < K_STEPS; step++) {
         const int place = step / F::STEPS_OF_PLACE;
-        const uint32_t ones = q == place ? (F::raised(place) ? 0x41804180u : 0x3F803F80u) : 0u;  // 16, 1
-        const uint32_t a[4] = {ones, 0, ones, 0};
+        const uint32_t ones = q == place % 8 ? (F::raised(place) ? 0x41804180u : 0x3F803F80u) : 0u;  // 16, 1
+        const uint32_t a[4] = {place < 8 ? ones : 0, place < 8 ? 0 : ones, place < 8 ? ones : 0, place < 8 ? 0 : ones};
         block_mma(found, a, x[step][n]);
       }
-      const uint32_t large = pack_bf16(found[0], found[1]);
-      const uint32_t small = pack_bf16(found[0] - bf16_low(large), found[1] - bf16_high(large));
-      sums[n][0] = transpose_matrix(large);
-      sums[n][1] = transpose_matrix(small);
+      constexpr float OFFSET = F::OFFSET > 0 ? F::OFFSET : 1;
+#pragma unroll
+      for (int i = 0; i < EIGHTS; i++) {
+        const float first = found[2 * i] * OFFSET, second = found[2 * i + 1] * OFFSET;
+        const uint32_t large = pack_bf16(first, second);
+        const uint32_t small = pack_bf16(first - bf16_low(large), second - bf16_high(large));
+        sums[n][i] = transpose_matrix(large);
+        sums[n][EIGHTS + i] = transpose_matrix(small);
+      }
     }
   }
 };
 
-__device__ __forceinline__ void product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool first) {
-  if (first) {
-    block_mma_first(d, a, b);
-  } else {
-    block_mma(d, a, b);
+// What is taken off each place, or added, times its sum of x: products of their own, as x has no row.
+template <class F, int N_TILES>
+__device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const BlockX<F, N_TILES>& x,
+                                           float (&total)[N_TILES][4]) {
+  constexpr float HALF_UNIT = 9.183549615799121e-41f;  // 2^-133
+  uint32_t a[4], b[4] = {};
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    if constexpr (F::BYTES && F::MINS) {
+      a[h] = a[h + 2] = __byte_perm(unit.shifts[h][0], 0, 0x4140);
+    } else if constexpr (F::BYTES) {
+      // Bytes with signs, 128 above their value first.
+      const uint32_t middle = 0x00800080u;
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint32_t raised = __byte_perm(unit.shifts[h][i] ^ 0x8080u, 0, 0x4140);
+        const __nv_bfloat162 value =
+            __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&raised), *reinterpret_cast<const __nv_bfloat162*>(&middle));
+        a[h + 2 * i] = *reinterpret_cast<const uint32_t*>(&value);
+      }
+    } else {
+      const float first = half_low(unit.shifts[h][0]), second = half_high(unit.shifts[h][0]);
+      a[h] = b[h] = pack_bf16(first, second);
+      a[h + 2] = pack_bf16(first - bf16_low(a[h]), second - bf16_high(a[h]));
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < N_TILES; n++) {
+    float off[4];
+    if constexpr (F::BYTES && F::MINS) {
+      block_mma_first(off, a, x.sums[n]);
+    } else if constexpr (F::BYTES) {
+      const uint32_t large[2] = {x.sums[n][0], x.sums[n][1]}, small[2] = {x.sums[n][2], x.sums[n][3]};
+      block_mma_first(off, a, large);
+      block_mma(off, a, small);
+    } else {
+      const uint32_t large[2] = {x.sums[n][0], x.sums[n][0]}, small[2] = {x.sums[n][1], 0};
+      block_mma_first(off, a, large);
+      block_mma(off, b, small);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float factor = F::MINS ? HALF_UNIT : -HALF_UNIT;
+      if constexpr (F::BYTES) factor = -(F::MINS ? half_high(unit.factor[i / 2]) : half_low(unit.factor[i / 2]));
+      total[n][i] = fmaf(factor, off[i], total[n][i]);
+    }
   }
 }
 
@@ -244,27 +295,19 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
       unit.read_codes(from, 1, lane);
       release();
     }
-    float raw[N_TILES][4], of_x[N_TILES][4];
+    float raw[N_TILES][4];
 #pragma unroll
     for (int j = 0; j < F::STEPS_OF_PLACE; j++) {
-      const int step = place * F::STEPS_OF_PLACE + j;
-      if (F::OFFSET > 0) {
-        constexpr uint32_t OFF = F::OFFSET | 0x8000u;  // -OFFSET · 2^-133
-        const uint32_t bits = F::raised(place) ? (OFF & 0x8000u | F::OFFSET * 16) : OFF;
-        const uint32_t a[4] = {bits * 0x10001u, bits * 0x10001u, bits * 0x10001u, bits * 0x10001u};
-#pragma unroll
-        for (int n = 0; n < N_TILES; n++) product(raw[n], a, x.x[step][n], j == 0);
-      }
-      if (F::MINS && !F::BYTES) {
-        const uint32_t bits = F::raised(place) ? 0x00100010u : 0x00010001u;
-        const uint32_t a[4] = {bits, bits, bits, bits};
-#pragma unroll
-        for (int n = 0; n < N_TILES; n++) product(of_x[n], a, x.x[step][n], j == 0);
-      }
       uint32_t a[4];
       unit.codes(place, j, a);
 #pragma unroll
-      for (int n = 0; n < N_TILES; n++) product(raw[n], a, x.x[step][n], j == 0 && F::OFFSET == 0);
+      for (int n = 0; n < N_TILES; n++) {
+        if (j == 0) {
+          block_mma_first(raw[n], a, x.x[place * F::STEPS_OF_PLACE][n]);
+        } else {
+          block_mma(raw[n], a, x.x[place * F::STEPS_OF_PLACE + j][n]);
+        }
+      }
     }
     const float scale[2] = {unit.scale(0, place, magic), unit.scale(1, place, magic)};
 #pragma unroll
@@ -273,7 +316,6 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
       for (int i = 0; i < 4; i++) {
         float& sum = F::BYTES ? inner[n][i] : total[n][i];
         sum = fmaf(scale[i / 2], raw[n][i], sum);
-        if constexpr (F::MINS && !F::BYTES) sum = fmaf(unit.added(i / 2, place), of_x[n][i], sum);
       }
   }
   if constexpr (F::BYTES) {
@@ -281,18 +323,8 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) total[n][i] = fmaf(half_low(unit.factor[i / 2]), inner[n][i], total[n][i]);
-    if constexpr (F::MINS) {
-      const uint32_t first = __byte_perm(unit.scales[0][2], 0, 0x4140), second = __byte_perm(unit.scales[1][2], 0, 0x4140);
-      const uint32_t a[4] = {first, second, first, second};
-#pragma unroll
-      for (int n = 0; n < N_TILES; n++) {
-        float off[4];
-        block_mma_first(off, a, x.sums[n]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) total[n][i] = fmaf(-half_high(unit.factor[i / 2]), off[i], total[n][i]);
-      }
-    }
   }
+  shift_sums(unit, x, total);
 }
 
 }  // namespace stoker
