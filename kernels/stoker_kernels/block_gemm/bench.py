@@ -2,13 +2,15 @@
 
 Correctness first: random shapes of every format, every tile and some splits, against fp64 of the values that the
 reference decodes, and decoded rows bit for bit. Then the weights of a layer of 8B as Q4_K_M has them, cold (as many
-copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split.
+copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split. First
+of all the four weights of a layer in turn, each launch begun while the one before runs, as in a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import random
 import statistics
@@ -20,13 +22,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import plane_launch
+from stoker_kernels.block_gemm import plane_launch, sm90_few
 from stoker_kernels.block_gemm.op import block_linear
+from stoker_kernels.block_gemm.plane_choose import SCRATCH_BYTES
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
+from stoker_kernels.launch.dispatch import sm_of
+from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
     PLANE_KINDS,
+    STEP,
     BlockWeight,
     PlaneRows,
     place_planes,
@@ -42,19 +48,21 @@ LAYER = (
     ("Q4_K", 5120, 4096), ("Q6_K", 1024, 4096), ("Q4_K", 4096, 4096), ("Q4_K", 28672, 4096), ("Q4_K", 4096, 14336),
     ("Q6_K", 4096, 14336), ("Q6_K", 128256, 4096), ("Q8_0", 28672, 4096), ("Q4_0", 28672, 4096),
 )  # fmt: skip
-TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
+# All of a layer in one format: queries, keys and values, output, gate and up, down.
+CHAIN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+CHAINED = ("Q4_K", "Q6_K", "Q8_0")
+TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One product: its time in µs, and that of its bytes. `tile` and `splits` are 0 for the op's choice."""
+    """One product: its time in µs, and that of its bytes. `how`: what was not the op's choice."""
 
     format: str
     n: int
     k: int
     tokens: int
-    tile: int
-    splits: int
+    how: str
     us: float
     limit_us: float
 
@@ -105,6 +113,24 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             if not found < 4e-3:
                 named = "the op" if tile is None else f"{tile.tokens} tokens a tile"
                 complaints.append(f"{name}, {named}: {tokens} × {n} × {k}: error {found:.2e}")
+    return complaints + check_few(device, cases, draw)
+
+
+def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str]:
+    """Random products through the kernels for few tokens, with random splits; what is wrong, if anything."""
+    complaints: list[str] = []
+    if sm90_few.device_refusal(torch.bfloat16, sm_of(device)) is not None:
+        return complaints
+    for case in range(cases):
+        name = sm90_few.FORMATS[case % len(sm90_few.FORMATS)]
+        n, k, tokens = 16 * draw.randrange(1, 700), 256 * draw.randrange(1, 40), draw.randrange(1, 65)
+        piece, x = random_piece(name, n, k, device), torch.randn(tokens, k, device=device).bfloat16()
+        out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
+        split = draw.choice([0, 8])
+        sm90_few.linear(x, piece, None, out, split=split)
+        found = error(out, x, piece)
+        if not found < 2.5e-3:
+            complaints.append(f"{name}, few: {tokens} × {n} × {k}, split {split}: error {found:.2e}")
     return complaints
 
 
@@ -137,15 +163,66 @@ def rows_of(device: torch.device, tokens: tuple[int, ...], sweep: bool) -> Itera
             out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
             limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
             us = timed(functools.partial(_by_op, x, weights, out))
-            yield Row(name, n, k, m, 0, 0, us, limit)
-            for tile in TILES if sweep else ():
-                for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
-                    us = timed(functools.partial(_by_tile, x, copies, out, tile, splits), 8)
-                    yield Row(name, n, k, m, tile.tokens, splits, us, limit)
+            yield Row(name, n, k, m, "", us, limit)
+            if sweep:
+                for how, run in ways(x, copies, out):
+                    yield Row(name, n, k, m, how, timed(run, 8), limit)
+
+
+def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """Every way to multiply a weight: its name, and the product with copy i."""
+    m = len(x)
+    for tile in TILES:
+        for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
+            yield f"{tile.tokens} tokens, {splits} splits", functools.partial(_by_tile, x, copies, out, tile, splits)
+    if sm90_few.refusal(x, copies[0], None, out) is None:
+        tile = next((tile for tile in sm90_few.TILES if m <= tile.tokens), sm90_few.TILES[-1])
+        for split in range(-(-x.shape[1] // (STEP * tile.steps)), sm90_few.MAX_SPLIT + 1):
+            yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
+    if m >= 32:
+        made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
+        yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out, made)
+        yield "cuBLAS alone", functools.partial(_by_cublas, x, made, out)
+
+
+def chain_rows(device: torch.device, tokens: tuple[int, ...]) -> Iterator[Row]:
+    """Times of four products in turn, each of all rows of its weight, a few layers of them."""
+    enable_pdl(True)
+    for name in CHAINED:
+        layers = [[BlockWeight((random_piece(name, n, k, device),), k) for n, k in CHAIN] for _ in range(2)]
+        size = sum(sum(plane_sizes(name, n, k)) for n, k in CHAIN)
+        for m in tokens:
+            xs = [torch.randn(m, k, device=device).bfloat16() for _, k in CHAIN]
+            outs = [torch.empty(m, n, dtype=torch.bfloat16, device=device) for n, _ in CHAIN]
+            limit = (size + sum(2 * m * (n + k) for n, k in CHAIN)) / BANDWIDTH * 1e6
+            us = timed(functools.partial(_layer, xs, layers, outs))
+            yield Row(name, 0, 0, m, "a layer", us, limit)
+    enable_pdl(False)
 
 
 def _by_op(x: Tensor, weights: list[BlockWeight], out: Tensor, i: int) -> None:
     block_linear(x, weights[i % len(weights)], out=out)
+
+
+def _layer(xs: list[Tensor], layers: list[list[BlockWeight]], outs: list[Tensor], i: int) -> None:
+    for x, weight, out in zip(xs, layers[i % len(layers)], outs, strict=True):
+        block_linear(x, weight, out=out)
+
+
+def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, split: int, i: int) -> None:
+    sm90_few.linear(x, copies[i % len(copies)], None, out, split=split)
+
+
+def _by_rows(x: Tensor, copies: list[PlaneRows], out: Tensor, made: Tensor, i: int) -> None:
+    at_once = max(1, SCRATCH_BYTES // (made.shape[1] * 2))
+    for first in range(0, len(made), at_once):
+        own = slice(first, first + at_once)
+        plane_launch.rows(copies[i % len(copies)], made[own], first=first)
+        torch.mm(x, made[own].t(), out=out[:, own])
+
+
+def _by_cublas(x: Tensor, made: Tensor, out: Tensor, i: int) -> None:
+    torch.mm(x, made.t(), out=out)
 
 
 def _by_tile(
@@ -172,11 +249,11 @@ def main() -> int:
     if complaints:
         return 1
     found = []
-    for row in rows_of(device, tuple(map(int, options.tokens.split(","))), options.sweep):
+    tokens = tuple(map(int, options.tokens.split(",")))
+    for row in itertools.chain(chain_rows(device, tokens), rows_of(device, tokens, options.sweep)):
         found.append(row)
-        how = f"{row.tile} tokens, {row.splits} splits" if row.tile else ""
         shape = f"{row.format} {row.n:6} × {row.k:5}  M = {row.tokens:4}"
-        print(f"{shape}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}  {how}", flush=True)
+        print(f"{shape}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}  {row.how}", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found]))
     return 0

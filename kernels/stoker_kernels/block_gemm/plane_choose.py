@@ -1,5 +1,6 @@
 """`plane_linear` and `plane_rows` on CUDA: fused products up to a few hundred tokens, beyond them dequantized rows
-and cuBLAS.
+and cuBLAS. For up to 64 tokens Hopper has kernels of its own for most formats (`sm90_few`), all others are in Triton
+(`plane_launch`).
 
 Invariants: one call outside of a capture makes every later one of its shape capturable. What a call takes of memory
 beside its result is at most SCRATCH_BYTES, or one row, of weights in the dtype of x, or where K is split the parts of
@@ -34,8 +35,11 @@ def plane_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Te
 
 
 def _product(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> None:
-    from stoker_kernels.block_gemm import plane_launch
+    from stoker_kernels.block_gemm import plane_launch, sm90_few
 
+    if sm90_few.refusal(x, piece, bias, out) is None:
+        sm90_few.linear(x, piece, bias, out)
+        return
     if x.shape[0] <= FUSED_TOKENS:
         plane_launch.linear(x, piece, bias, out)
         return

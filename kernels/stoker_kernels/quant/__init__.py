@@ -12,6 +12,7 @@ from stoker_kernels.quant.block_planes import (
     PlaneRows,
     element_bits,
     place_planes,
+    plane_row_bytes,
     plane_sizes,
     steps_and_tails,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "pack_rows",
     "pair_rows",
     "place_planes",
+    "plane_row_bytes",
     "plane_sizes",
     "quantize_fp8",
     "quantize_int8",

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, columns_of, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 
-from stoker_kernels.block_gemm import block_linear, block_rows, plane_launch
+from stoker_kernels.block_gemm import block_linear, block_rows, plane_launch, sm90_few
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.quant import PLANE_KINDS, BlockWeight
 
@@ -88,3 +88,31 @@ def test_every_number_of_tokens_by_the_op(name: str, dtype: torch.dtype, device:
     table = BlockWeight(weight.pieces[:1], columns)
     ids = torch.randint(0, 1000, (300,), dtype=torch.int32, device=device)
     assert torch.equal(block_rows(ids, table, dtype), values[ids.long()].float().to(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sm90_few.FORMATS)
+def test_few_tokens_in_cuda(name: str, device: torch.device) -> None:
+    """Shapes that the kernels take: more and fewer tiles than SMs, one pass of steps and several."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs sm_90")
+    for rows, steps in ((16 * random.randint(1, 40), random.randint(1, 8)), (16 * random.randint(140, 400), 17)):
+        columns = 256 * steps
+        data = mild_rows(name, rows, columns)
+        piece = in_planes(name, data, columns, device)
+        values = by_definition(data, name).double().to(device)
+        for tokens in (1, random.randint(2, 8), random.randint(9, 16), random.randint(17, 32)):
+            x = torch.randn(tokens, columns, device=device).bfloat16()
+            bias = torch.randn(rows, device=device).bfloat16()
+            wide = torch.full((tokens, rows + 24), float("nan"), dtype=torch.bfloat16, device=device)
+            out = wide[:, 16:-8]
+            assert sm90_few.refusal(x, piece, bias, out) is None
+            expected = x.double() @ values.t() + bias.double()
+            for split in (0, 3, 8):
+                out.fill_(float("nan"))
+                sm90_few.linear(x, piece, bias, out, split=split)
+                torch.testing.assert_close(out.double(), expected, rtol=2.0**-8, atol=1e-3)
+            again = block_linear(x, BlockWeight((piece,), columns), bias=bias)
+            assert torch.equal(again, block_linear(x, BlockWeight((piece,), columns), bias=bias))
+            assert bool(wide[:, :16].isnan().all())
+            assert bool(wide[:, -8:].isnan().all())

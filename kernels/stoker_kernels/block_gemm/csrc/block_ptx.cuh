@@ -1,0 +1,67 @@
+// Names for the PTX that kernels of GGUF's blocks use beside ptx.cuh.
+#pragma once
+#include "ptx.cuh"
+
+namespace stoker {
+
+// x & y: by hand, since the compiler turns masks of shifted words into more.
+__device__ __forceinline__ uint32_t only(uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("and.b32 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+
+// The lower and the upper fp16 number of a register.
+__device__ __forceinline__ float half_low(uint32_t pair) {
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(value) : "r"(pair));
+  return value;
+}
+__device__ __forceinline__ float half_high(uint32_t pair) {
+  float value;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, high;\n}" : "=f"(value) : "r"(pair));
+  return value;
+}
+
+// mma_m16n8k16_bf16 that the compiler may move, as nothing but its registers is touched.
+__device__ __forceinline__ void block_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of sums that start from 0.
+__device__ __forceinline__ void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
+}
+
+// 16 bytes of a weight to shared memory, past L1 and not kept in L2; and a thread's copies in groups, all but the last
+// `pending` of which are there after the wait.
+__device__ __forceinline__ void copy_weight(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// A barrier of every thread of the cluster, after which its writes are seen.
+__device__ __forceinline__ void block_cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// A float of another CTA's shared memory, at the place that `local` has here.
+__device__ __forceinline__ float read_peer_float(const float* local, int rank) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];"
+               : "=f"(value)
+               : "r"(cluster_address(shared_address(local), rank))
+               : "memory");
+  return value;
+}
+
+template <int pending>
+__device__ __forceinline__ void copies_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace stoker

@@ -1,0 +1,160 @@
+"""Products of a few tokens with GGUF's planes on Hopper: host side of csrc/sm90_blocks_few.cu.
+
+A launch has up to 32 tokens; more take several, which each read the weight.
+
+Invariants: codes and scales are multiplied as their format defines them, exactly, and summed in fp32; sums are added in
+a fixed order, so equal calls give equal bits. A launch never synchronises and can be captured after one of its kind; it
+takes no memory beside its result.
+Does not know: which layer it serves, nor which products come here (`plane_choose`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
+from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, plane_row_bytes
+
+STEM, ARCH = "sm90_blocks_few", "sm_90a"
+FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
+MOST_TOKENS = 64  # for which reading the weight anew is faster than what else there is
+UNIT_ROWS, WARPS = 16, 8
+MAX_SPLIT = 8  # CTAs of a portable cluster
+MOST_COLUMNS = MAX_SPLIT * 2 * WARPS * STEP  # of which a cluster holds x of eight tokens
+SHARED_BYTES = {1: 227 * 1024, 2: 113 * 1024}  # of a CTA, where one or two share an SM
+# What a warp takes for a unit where a CTA has an SM, and what adding up in a cluster does: the order of choices is what
+# they are for.
+UNIT_US, CLUSTER_US = 0.6, 1.2
+
+
+class BlockArguments(ctypes.Structure):
+    """BlockArguments of csrc/sm90_blocks_few.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "low", "high", "scale", "factor")),
+        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_x", "ld_out", "split")),
+    ]
+
+
+def device_refusal(dtype: torch.dtype, sm: int) -> str | None:
+    """None where the kernels run, else why not."""
+    if not chip_of(sm).wgmma or dtype != torch.bfloat16:
+        return "needs sm_90 and bfloat16"
+    return cuda.missing_cubin(STEM, ARCH)
+
+
+def refusal(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> str | None:
+    """None where the kernels take these operands, else why not."""
+    if piece.format not in FORMATS:
+        return f"takes {', '.join(FORMATS)}, not {piece.format}"
+    if x.shape[0] > MOST_TOKENS:
+        return f"takes up to {MOST_TOKENS} tokens"
+    if piece.columns % STEP or piece.rows % UNIT_ROWS or piece.columns > MOST_COLUMNS:
+        return f"takes multiples of {UNIT_ROWS} rows and {STEP} columns, at most {MOST_COLUMNS} of these"
+    if {x.dtype, out.dtype, x.dtype if bias is None else bias.dtype} != {torch.bfloat16}:
+        return "takes bfloat16 throughout"
+    if x.stride(1) != 1 or out.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        return "rows of x have to be contiguous and start on multiples of 16 bytes"
+    planes = (piece.low, piece.high, piece.scale, piece.factor)
+    if any(cuda.address_of(tensor) % 16 for tensor in planes):
+        return "planes have to start on multiples of 16 bytes"
+    return device_refusal(x.dtype, sm_of(x.device))
+
+
+def unit_bytes(name: str) -> int:
+    """Bytes of 16 rows of a step."""
+    kind = PLANE_KINDS[name]
+    codes = sum(plane_row_bytes(bits, kind.words, STEP) for bits in (kind.low, kind.high) if bits)
+    return UNIT_ROWS * (codes + 8 * kind.scale_words + (4 if kind.bytes_ else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """One compiled kernel of a format: up to `tokens` tokens; `ctas` are resident on an SM, and each of a CTA's warps
+    keeps `slices` steps of x. A cluster adds up `chunk` tiles at a time.
+    """
+
+    tokens: int
+    ctas: int
+    slices: int
+    chunk: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of a row that a CTA has at most."""
+        return WARPS * self.slices
+
+    def shared_bytes(self, name: str) -> int:
+        """Dynamic shared memory: sums of two tiles by every warp, those of a chunk, and rings with what is left."""
+        sums = 4 * self.tokens * (2 * WARPS * (UNIT_ROWS + 4) + self.chunk * UNIT_ROWS)
+        units = self.steps * unit_bytes(name)
+        return sums + (SHARED_BYTES[self.ctas] - sums) // units * units
+
+
+TILES = (FewTile(8, 2, 2, 16), FewTile(16, 2, 1, 12), FewTile(32, 1, 1, 16))
+
+
+def split_for(tile: FewTile, rows: int, steps: int, residents: Callable[[int], int]) -> int:
+    """CTAs of a cluster that share the columns: what takes least by units that follow each other in a warp, x and sums.
+
+    `residents`: of clusters of so many CTAs. Raises ValueError where no cluster holds x.
+    """
+    tiles = rows // UNIT_ROWS
+
+    def cost_us(split: int) -> float:
+        units = -(-tiles // max(1, residents(split))) * -(-steps // (split * WARPS))
+        return units * UNIT_US * tile.ctas + (CLUSTER_US if split > 1 else 0.0)
+
+    fitting = [split for split in range(1, MAX_SPLIT + 1) if split * tile.steps >= steps]
+    if not fitting:
+        raise ValueError(f"rows of {steps * STEP} columns are more than a cluster holds for {tile.tokens} tokens")
+    return min(fitting, key=cost_us)
+
+
+def linear(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, *, split: int = 0) -> None:
+    """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts; |x| below 2^63.
+
+    `split` CTAs share the columns, where it is given. Raises CubinMissing.
+    """
+    most = max(tile.tokens for tile in TILES if tile.steps * MAX_SPLIT * STEP >= piece.columns)
+    for first in range(0, len(x), most):
+        _launch(x[first : first + most], piece, bias, out[first : first + most], split)
+
+
+def _launch(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor, split: int) -> None:
+    tile = next(tile for tile in TILES if len(x) <= tile.tokens)
+    chosen = _kernel(tile, piece.format, x.device)
+    steps = piece.columns // STEP
+    split = split or _split(tile, piece.format, piece.rows, steps, x.device)
+    arguments = BlockArguments(
+        out.data_ptr(), x.data_ptr(), cuda.address_of(bias), piece.low.data_ptr(), cuda.address_of(piece.high),
+        piece.scale.data_ptr(), cuda.address_of(piece.factor), x.shape[0], piece.rows, steps, x.stride(0),
+        out.stride(0), split,
+    )  # fmt: skip
+    clusters = min(piece.rows // UNIT_ROWS, _residents(tile, piece.format, x.device, split))
+    cuda.launch(chosen, clusters * split, [arguments], x.device, pdl=pdl_on(x.device), cluster=split)
+
+
+def _kernel(tile: FewTile, name: str, device: torch.device) -> cuda.Kernel:
+    entry = f"{STEM}_{name.lower()}_m{tile.tokens}"
+    return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), 32 * WARPS, device.index or 0)
+
+
+def _residents(tile: FewTile, name: str, device: torch.device, split: int) -> int:
+    if split == 1:
+        return sm_count(device) * tile.ctas
+    return max(1, cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name)))
+
+
+@functools.cache
+def _split(tile: FewTile, name: str, rows: int, steps: int, device: torch.device) -> int:
+    return split_for(tile, rows, steps, functools.partial(_residents, tile, name, device))

@@ -1,0 +1,117 @@
+"""The Hopper kernels of GGUF's blocks for few tokens, launched by their own host code and run on the CPU.
+
+In `emulator/`: every value, at random shapes, against what the gguf package decodes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kernels.block_gemm.test_blocks import by_definition
+from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
+from tests.kernels.emulator.blocks import Machine, compile_blocks
+
+from stoker_kernels.block_gemm import sm90_few
+from stoker_kernels.block_gemm.sm90_few import FewTile
+from stoker_kernels.quant import PLANE_KINDS
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_blocks(Path(tmp_path_factory.mktemp("blocks")))
+
+
+@pytest.fixture
+def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(library)
+    machine.install(monkeypatch)
+    return machine
+
+
+def product(machine: Machine, name: str, m: int, rows: int, columns: int, split: int = 0) -> None:
+    """Random operands: every value, and nothing around the result is written."""
+    data = mild_rows(name, rows, columns)
+    piece = in_planes(name, data, columns)
+    x_space = torch.randn(m, columns + 8).bfloat16()
+    bias = torch.randn(rows).bfloat16() if random.random() < 0.5 else None
+    x, out_space = x_space[:, :columns], torch.full((m + 3, rows + 24), float("nan"), dtype=torch.bfloat16)
+    want = x.double() @ by_definition(data, name).double().t() + (0.0 if bias is None else bias.double())
+    out = out_space[1 : m + 1, 8 : rows + 8]
+    machine.x, machine.out, machine.seed = x_space, out_space, random.randrange(1 << 30)
+    sm90_few.linear(x, piece, bias, out, split=split)
+    # fp32's sums, and one rounding to bf16.
+    torch.testing.assert_close(out.double(), want, rtol=2.0**-8, atol=2e-4)
+    out.fill_(float("nan"))
+    assert out_space.isnan().all()
+
+
+@pytest.mark.parametrize("tile", sm90_few.TILES, ids=lambda tile: str(tile.tokens))
+@pytest.mark.parametrize("name", sm90_few.FORMATS)
+def test_products_match_the_definition(machine: Machine, name: str, tile: FewTile) -> None:
+    """Fewer steps than warps, and as many as a CTA keeps and more."""
+    for steps in (random.randint(1, 7), random.randint(14, 20)):
+        tokens = random.randint(tile.tokens // 2 + 1, tile.tokens)
+        product(machine, name, tokens, 16 * random.randint(1, 9), 256 * steps)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_clusters_add_up_chunks_of_tiles(machine: Machine, name: str) -> None:
+    """CTAs with fewer steps than others, or none; more tiles than a chunk."""
+    machine.sms = 2
+    product(machine, name, random.randint(1, 16), 16 * random.randint(33, 40), 256 * random.randint(5, 10), split=4)
+    product(machine, name, random.randint(17, 32), 16 * random.randint(1, 5), 256 * 9, split=8)
+
+
+def test_the_columns_are_shared_where_that_is_faster() -> None:
+    """Of 132 SMs: one CTA has all columns unless x does not fit."""
+    few, _, many = sm90_few.TILES
+    assert sm90_few.split_for(few, 28672, 16, lambda split: 264 // split) == 1
+    assert sm90_few.split_for(few, 4096, 56, lambda split: 264 // split) in (4, 7)
+    for _ in range(200):
+        rows, steps = 16 * random.randint(1, 3000), random.randint(1, 64)
+        assert steps <= many.steps * sm90_few.split_for(many, rows, steps, lambda split: 132 // split)
+    with pytest.raises(ValueError, match="rows of 16640 columns"):
+        sm90_few.split_for(many, 1024, 65, lambda split: 132 // split)
+
+
+def test_more_tokens_take_several_launches(machine: Machine) -> None:
+    product(machine, "Q4_K", random.randint(33, 64), 32, 512)
+
+
+def test_one_large_x_among_small_ones(machine: Machine) -> None:
+    """Sums of places are two bf16 numbers: what they lose is far below what bf16 shows."""
+    data = mild_rows("Q4_K", 32, 1024)
+    x = torch.randn(4, 1024).bfloat16()
+    x[:, 300] = 3000.0
+    out = torch.empty((4, 32), dtype=torch.bfloat16)
+    machine.x, machine.out = x, out
+    sm90_few.linear(x, in_planes("Q4_K", data, 1024), None, out)
+    want = x.double() @ by_definition(data, "Q4_K").double().t()
+    torch.testing.assert_close(out.double(), want, rtol=2.0**-8, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", sm90_few.FORMATS)
+def test_a_ring_leaves_room_for_the_next_launch(name: str) -> None:
+    kind = PLANE_KINDS[name]
+    assert sm90_few.unit_bytes(name) == 16 * (32 * (kind.low + kind.high) + 8 * kind.scale_words + 4 * kind.bytes_)
+    for tile in sm90_few.TILES:
+        sums = 4 * tile.tokens * (2 * 8 * 20 + tile.chunk * 16)
+        ring, depth = tile.shared_bytes(name) - sums, tile.slices * 8 * sm90_few.unit_bytes(name)
+        assert ring % depth == 0
+        assert ring >= depth * (1 if tile.slices == 2 else 2)
+        assert tile.shared_bytes(name) * tile.ctas <= 227 * 1024
+
+
+def test_what_is_not_taken_is_named() -> None:
+    piece, x = in_planes("Q5_K", mild_rows("Q5_K", 32, 512), 512), torch.zeros((2, 512), dtype=torch.bfloat16)
+    out = torch.empty((2, 32), dtype=torch.bfloat16)
+    assert "not Q5_K" in str(sm90_few.refusal(x, piece, None, out))
+    fits = in_planes("Q4_K", mild_rows("Q4_K", 32, 512), 512)
+    assert "up to 64 tokens" in str(sm90_few.refusal(x[:1].expand(65, 512), fits, None, out))
+    assert "bfloat16" in str(sm90_few.refusal(x.half(), fits, None, out))
+    odd = in_planes("Q4_K", mild_rows("Q4_K", 24, 512), 512)
+    assert "multiples of 16 rows" in str(sm90_few.refusal(x, odd, None, out[:, :24]))

@@ -1,0 +1,49 @@
+// The functions of csrc/block_ptx.cuh, done by the emulator after PTX's definitions.
+#pragma once
+#include "ptx.cuh"
+
+namespace stoker {
+
+inline uint32_t only(uint32_t x, uint32_t y) { return x & y; }
+inline float half_low(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair)); }
+inline float half_high(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair >> 16)); }
+inline void block_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  mma_m16n8k16_bf16(d, a, b[0], b[1]);
+}
+
+inline void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  for (float& sum : d) sum = 0.0f;
+  block_mma(d, a, b);
+}
+
+// A group ends with a copy to nowhere.
+inline void copy_weight(uint32_t to, const void* from, uint64_t) {
+  copy_async_16(emulator::shared(to), from, true);
+}
+inline void copies_commit() { emulator::fiber->copies.push_back({nullptr, nullptr, false}); }
+template <int pending>
+void copies_wait_group() {
+  auto& copies = emulator::fiber->copies;
+  int groups = 0;
+  for (const emulator::Copy& copy : copies) groups += copy.to == nullptr;
+  while (groups > pending) {
+    if (copies.front().to != nullptr) copies.front().land();
+    groups -= copies.front().to == nullptr;
+    copies.erase(copies.begin());
+  }
+}
+
+inline void block_cluster_sync() {
+  if (cluster_size() == 1) emulator::fail("a barrier of a cluster of one");
+  cluster_arrive();
+  cluster_wait();
+}
+inline float read_peer_float(const float* local, int rank) {
+  emulator::Cta& from = *emulator::cluster->ctas[rank];
+  emulator::running(from);
+  float value;
+  std::memcpy(&value, emulator::shared(from, shared_address(local)), 4);
+  return value;
+}
+
+}  // namespace stoker
