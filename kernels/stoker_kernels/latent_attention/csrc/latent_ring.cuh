@@ -1,0 +1,156 @@
+// What the warps of `sm90_latent` share: the arguments, the ring in shared memory, and the producer that fills it.
+#pragma once
+#include <cuda.h>
+
+#include "attention_ptx.cuh"
+#include "wgmma.cuh"
+
+namespace stoker {
+
+constexpr int RANK = 512;                           // dimensions of a latent, which are value and key
+constexpr int TILE_HEADS = 64, TILE_KEYS = 64;
+constexpr int CHUNKS = 9, VALUE_CHUNKS = RANK / 64;  // of 64 dimensions: the latent's, then those that rotate
+constexpr int CHUNK_BYTES = 64 * 128;               // 64 heads or keys
+constexpr int TILE_BYTES = CHUNKS * CHUNK_BYTES;
+constexpr int BUFFERS = 2;                          // of keys; one's even tiles are one warpgroup's
+constexpr int GROUPS = 3, GROUP_CHUNKS = CHUNKS / GROUPS;  // chunks that arrive together
+constexpr int WARPGROUP = 128;                      // threads
+constexpr int LATENT_THREADS = 3 * WARPGROUP;
+constexpr int HEADER_INTS = 8, ITEM_INTS = 8;
+constexpr int STATE_FLOATS = (BUFFERS + 2 * 2) * TILE_HEADS;
+constexpr int BARRIERS = 2 + BUFFERS * (GROUPS + 2);
+constexpr int LATENT_SHARED = 1024 + (1 + BUFFERS) * TILE_BYTES + HEADER_INTS * 4 + STATE_FLOATS * 4 + BARRIERS * 8;
+
+// The launcher mirrors this in sm90_latent.py.
+struct LatentArguments {
+  __nv_bfloat16* out;     // [rows, heads, RANK]
+  float* partial;         // [items, heads, RANK]
+  float* partial_lse;     // [items, heads], in units of log2
+  const int* page_table;
+  const int* items;       // row, slot, first key, end, the row's first item, how many it has; and by row, 6 and 7: the last two
+  const int* parts;       // of ITEM_INTS each: its first item; the next one's is its end
+  float scale_log2;
+  int rows, heads, head_tiles, table_stride, page_shift, page_rows, box_rows;
+};
+
+// An item as the consumers see it; `place` −1 where the row is whole, else where its part of the sum goes.
+struct Item {
+  int row, first_head, keys, place, stop;
+};
+
+struct LatentRing {
+  unsigned char* q;
+  int* header;
+  float* greatest;  // [buffer][head]: the greatest logit up to a tile
+  float* sums;      // [parity of the item][warpgroup][head]: of weights
+  uint32_t q_address, keys_address, barriers;
+
+  // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full …, empty, weights] a buffer.
+  __device__ explicit LatentRing(unsigned char* raw) {
+    const uint32_t start = shared_address(raw);
+    q_address = (start + 1023) & ~1023u;
+    q = raw + (q_address - start);
+    keys_address = q_address + TILE_BYTES;
+    header = reinterpret_cast<int*>(q + (1 + BUFFERS) * TILE_BYTES);
+    greatest = reinterpret_cast<float*>(header + HEADER_INTS);
+    sums = greatest + BUFFERS * TILE_HEADS;
+    barriers = q_address + (1 + BUFFERS) * TILE_BYTES + HEADER_INTS * 4 + STATE_FLOATS * 4;
+  }
+  __device__ uint32_t q_full() const { return barriers; }
+  __device__ uint32_t q_empty() const { return barriers + 8; }
+  __device__ uint32_t of_buffer(int buffer, int which) const { return barriers + 16 + (buffer * (GROUPS + 2) + which) * 8; }
+  __device__ uint32_t full(int buffer, int group) const { return of_buffer(buffer, group); }
+  __device__ uint32_t empty(int buffer) const { return of_buffer(buffer, GROUPS); }
+  __device__ uint32_t weights(int buffer) const { return of_buffer(buffer, GROUPS + 1); }
+  __device__ uint32_t keys(int buffer) const { return keys_address + buffer * TILE_BYTES; }
+  __device__ unsigned char* keys_memory(int buffer) const { return q + (1 + buffer) * TILE_BYTES; }
+
+  __device__ void initialise() const {
+    mbarrier_init(q_full(), 1);
+    mbarrier_init(q_empty(), 8);  // consumer warps
+    for (int buffer = 0; buffer < BUFFERS; ++buffer) {
+      for (int group = 0; group < GROUPS; ++group) mbarrier_init(full(buffer, group), 1);
+      mbarrier_init(empty(buffer), 8);
+      mbarrier_init(weights(buffer), 4);  // warps of the group whose tile it is
+    }
+    mbarrier_init_fence();
+  }
+};
+
+// Pages of 32 boxes of a row, one per lane, from box `cached` on.
+struct PageWindow {
+  int cached = 0, page = 0;
+
+  __device__ __forceinline__ void load(const LatentArguments& g, int slot, int start, int end, int first, int lane) {
+    cached = first;
+    const int key = start + (first + lane) * g.box_rows;
+    page = key < end ? load_int(g.page_table + static_cast<int64_t>(slot) * g.table_stride + (key >> g.page_shift)) : 0;
+  }
+};
+
+// One tile of keys into a buffer that is free; pages past `end` are not read.
+__device__ __forceinline__ void load_tile(const CUtensorMap& map, const LatentArguments& g, const LatentRing& ring,
+                                          const PageWindow& pages, int buffer, int start, int from, int end, int lane,
+                                          uint64_t policy) {
+  const int boxes = (min(TILE_KEYS, end - from) + g.box_rows - 1) / g.box_rows;
+  if (lane < GROUPS) mbarrier_arrive_expect(ring.full(buffer, lane), boxes * g.box_rows * 128 * GROUP_CHUNKS);
+  __syncwarp();
+  const int all = boxes * CHUNKS;
+  for (int i = 0; i < all; i += 32) {
+    const int chunk = (i + lane) / boxes, box = i + lane - chunk * boxes, key = from + box * g.box_rows;
+    const int page = __shfl_sync(~0u, pages.page, (from - start) / g.box_rows + box - pages.cached);
+    if (i + lane >= all) continue;
+    const int row = page * g.page_rows + (key & ((1 << g.page_shift) - 1));
+    tensor_load_2d(ring.keys(buffer) + chunk * CHUNK_BYTES + box * g.box_rows * 128, &map, chunk * 64, row,
+                   ring.full(buffer, chunk / GROUP_CHUNKS), policy);
+  }
+}
+
+// The items of this CTA's part, for its tile of heads.
+__device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const CUtensorMap& turned_map,
+                                               const CUtensorMap& cache_map, const LatentArguments& g,
+                                               const LatentRing& ring, int lane) {
+  // One tile of heads reads a key once; further ones should find it in L2.
+  const uint64_t policy = g.head_tiles == 1 ? policy_evict_first() : policy_evict_normal();
+  grid_dependency_wait();
+  proxy_fence_async_global();
+  const int part = blockIdx.x / g.head_tiles, first_head = blockIdx.x % g.head_tiles * TILE_HEADS;
+  const int last = load_int(g.parts + (part + 1) * ITEM_INTS);
+  uint32_t q_parity = 1, parity = 3;  // a bit per buffer
+  for (int index = load_int(g.parts + part * ITEM_INTS); index <= last; ++index) {
+    const bool stop = index == last;
+    const int4 x = stop ? make_int4(0, 0, 0, 0) : load_int4(g.items + index * ITEM_INTS);
+    const int splits = stop ? 1 : load_int(g.items + index * ITEM_INTS + 5);
+    const int row = x.x, slot = x.y, start = x.z, end = x.w;
+    PageWindow pages;
+    pages.load(g, slot, start, end, 0, lane);
+    mbarrier_wait(ring.q_empty(), q_parity);
+    q_parity ^= 1;
+    if (lane == 0) {
+      int4* header = reinterpret_cast<int4*>(ring.header);
+      header[0] = make_int4(row, first_head, end - start, splits > 1 ? index : -1);
+      header[1] = make_int4(stop, 0, 0, 0);
+      mbarrier_arrive_expect(ring.q_full(), end > start ? TILE_BYTES : 0);
+    }
+    __syncwarp();
+    if (stop) return;
+    if (end > start && lane < CHUNKS) {
+      const uint32_t to = ring.q_address + lane * CHUNK_BYTES;
+      if (lane < VALUE_CHUNKS) {
+        tensor_load_3d(to, &q_map, lane * 64, first_head, row, ring.q_full());
+      } else {
+        tensor_load_3d(to, &turned_map, 0, first_head, row, ring.q_full());
+      }
+    }
+    int buffer = 0;
+    for (int from = start; from < end; from += TILE_KEYS, buffer ^= 1) {
+      const int box = (from - start) / g.box_rows;
+      if (box + TILE_KEYS / g.box_rows > pages.cached + 32) pages.load(g, slot, start, end, box, lane);
+      mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
+      parity ^= 1u << buffer;
+      load_tile(cache_map, g, ring, pages, buffer, start, from, end, lane, policy);
+    }
+  }
+}
+
+}  // namespace stoker
