@@ -151,6 +151,13 @@ def _decode(
         return
     if meta.planned_window is None or not meta.planned_shares:
         plan_parts(meta, sizes.heads)
+    launch_parts(q, absorbed, cache, out, meta, sizes, scale)
+
+
+def launch_parts(
+    q: Tensor, absorbed: Tensor, cache: Tensor, out: Tensor, meta: AttentionMeta, sizes: Sizes, scale: float
+) -> None:
+    """Run the planned parts, and add up the rows that are in pieces."""
     device, rows = q.device, meta.num_decodes
     arguments = decode_arguments(out, cache, meta, scale)
     rotated = q[..., sizes.nope :]
