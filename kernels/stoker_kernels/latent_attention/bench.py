@@ -23,6 +23,7 @@ from torch import Tensor
 from stoker_kernels.attention import AttentionMeta, attention_workspace
 from stoker_kernels.latent_attention import latent_attention, plan_latent_attention, reference
 from stoker_kernels.launch.dispatch import pin
+from stoker_kernels.launch.pdl import enable_pdl
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
 # Heads, dimensions of a head that do not rotate, that do, of a value, of a latent.
@@ -152,6 +153,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
+    enable_pdl(True)  # as the engine does
     found: list[Row] = []
     for kernel in options.kernels.split(","):
         if kernel:

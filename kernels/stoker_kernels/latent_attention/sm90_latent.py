@@ -33,6 +33,7 @@ SHARED_BYTES = 1024 + 3 * TILE_KEYS * WIDTH * 2 + 32 + STATE_FLOATS * 4 + BARRIE
 LEAST_PAGE = 8  # tokens: a box is at least a group of rows of the swizzle
 MIN_TILES = 2  # of a piece of a row
 BLOCK_PARTS = 256  # more than a GPU has SMs
+CLUSTER = 2
 COMBINE_CTAS = 1024  # about as many as are resident together
 
 _POINTERS = ("out", "partial", "partial_lse", "page_table", "items", "parts")
@@ -130,6 +131,11 @@ def decode_arguments(out: Tensor, cache: Tensor, meta: AttentionMeta, scale: flo
     )  # fmt: skip
 
 
+def cluster_of(head_tiles: int) -> int:
+    """CTAs that read keys together: two tiles of heads do, more of them find keys in L2."""
+    return CLUSTER if head_tiles == CLUSTER else 1
+
+
 def combine_heads(rows: int, heads: int) -> int:
     """Heads that a CTA of the combining kernel takes."""
     return max(1, triton.cdiv(rows * heads, COMBINE_CTAS))
@@ -169,7 +175,8 @@ def launch_parts(
     ]
     index, pdl = device.index or 0, pdl_on(device)
     chosen = cuda.kernel(STEM, ARCH, NAME, SHARED_BYTES, THREADS, index)
-    cuda.launch(chosen, part_count(meta, sizes.heads) * arguments.head_tiles, [*maps, arguments], device, pdl=pdl)
+    grid, cluster = part_count(meta, sizes.heads) * arguments.head_tiles, cluster_of(arguments.head_tiles)
+    cuda.launch(chosen, grid, [*maps, arguments], device, pdl=pdl, cluster=cluster)
     each = combine_heads(rows, sizes.heads)
     combine = cuda.kernel(STEM, ARCH, COMBINE, 0, COMBINE_THREADS, index)
     cuda.launch(combine, rows * triton.cdiv(sizes.heads, each), [arguments, ctypes.c_int(each)], device, pdl=pdl)

@@ -1,12 +1,13 @@
 // Entry of the latent kernels for the tests. The kernel before writes the queries.
 #include "sm90_latent.cuh"
 
-extern "C" void latent(int ctas, int seed, const CUtensorMap* q_map, const CUtensorMap* turned_map,
+extern "C" void latent(int ctas, int cluster, int seed, const CUtensorMap* q_map, const CUtensorMap* turned_map,
                        const CUtensorMap* cache_map, const stoker::LatentArguments* g, const emulator::Region* written,
                        int regions, int64_t out_bytes) {
   emulator::predecessor.writes.assign(written, written + regions);
   emulator::predecessor.out = reinterpret_cast<const unsigned char*>(g->out), emulator::predecessor.out_bytes = out_bytes;
-  emulator::run_grid(ctas, stoker::LATENT_THREADS, seed, [=] { stoker::sm90_latent(*q_map, *turned_map, *cache_map, *g); });
+  const auto kernel = [=] { stoker::sm90_latent(*q_map, *turned_map, *cache_map, *g); };
+  emulator::run_grid(ctas, stoker::LATENT_THREADS, seed, kernel, cluster);
 }
 
 extern "C" void combine(int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {

@@ -20,6 +20,7 @@ from stoker_kernels.latent_attention.sm90_latent import (
     TILE_HEADS,
     WIDTH,
     LatentArguments,
+    cluster_of,
     combine_heads,
     decode_arguments,
 )
@@ -56,7 +57,7 @@ def run(library: ctypes.CDLL, batch: LatentBatch, scale: float, parts: int, seed
     written = (Region * 2)(*(Region(t.data_ptr(), t.nbytes) for t in (absorbed, batch.q)))
     by_address = [ctypes.byref(item) for item in (*maps, arguments)]
     out_bytes = ctypes.c_int64(out.nbytes)
-    library.latent(parts * arguments.head_tiles, seed, *by_address, written, len(written), out_bytes)
+    library.latent(parts * arguments.head_tiles, cluster_of(arguments.head_tiles), seed, *by_address, written, len(written), out_bytes)
     each = combine_heads(rows, heads)
     library.combine(rows * -(-heads // each), seed, ctypes.byref(arguments), each)
     return out

@@ -49,12 +49,32 @@ __device__ __forceinline__ void multiply_keys(float (&s)[32], const LatentRing& 
   wgmma_results(s);
 }
 
+// Weights and greatest logits, for the other warpgroup.
+__device__ __forceinline__ void leave_weights(const uint32_t (&p)[4][4], const RowState& rows, const LatentRing& ring,
+                                              int buffer, int warp, int lane) {
+  unsigned char* weights = ring.keys_memory(buffer) + VALUE_CHUNKS * CHUNK_BYTES;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = warp * 16 + lane / 4 + i % 2 * 8;
+    *reinterpret_cast<uint32_t*>(weights + row * 128 + ((i / 2 ^ row % 8) << 4) + lane % 4 * 4) = p[i / 4][i % 4];
+  }
+  if (lane % 4 == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) ring.greatest[buffer * TILE_HEADS + warp * 16 + lane / 4 + r * 8] = rows.m[r];
+  }
+  proxy_fence_async_shared();
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(ring.weights(buffer));
+}
+
 // A tile of this warpgroup's: its weights, left for the other one where the keys' rotated part was, and its values.
+// `last`: no logits of the item follow.
 template <int group>
 __device__ __forceinline__ void attend_own(Sums& a, const LatentArguments& g, const LatentRing& ring, int buffer,
-                                           uint32_t parity, int valid, int warp, int lane) {
+                                           uint32_t parity, int valid, bool last, int warp, int lane) {
   float s[32], alpha[2];
   multiply_keys(s, ring, buffer, parity);
+  if (last && lane == 0) mbarrier_arrive(ring.q_empty());
   if (valid < TILE_KEYS) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -65,21 +85,11 @@ __device__ __forceinline__ void attend_own(Sums& a, const LatentArguments& g, co
   uint32_t p[4][4];
   pack_weights<pack_bf16>(p, s);
   named_barrier(1 + group, WARPGROUP);  // no warp reads the rotated part any more
-  unsigned char* weights = ring.keys_memory(buffer) + VALUE_CHUNKS * CHUNK_BYTES;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int row = warp * 16 + lane / 4 + i % 2 * 8;
-    *reinterpret_cast<uint32_t*>(weights + row * 128 + ((i / 2 ^ row % 8) << 4) + lane % 4 * 4) = p[i / 4][i % 4];
+  if (valid < TILE_KEYS) {
+    clear_values(ring.keys_memory(buffer), valid, warp * 32 + lane);
+    proxy_fence_async_shared();
+    named_barrier(1 + group, WARPGROUP);
   }
-  if (lane % 4 == 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) ring.greatest[buffer * TILE_HEADS + warp * 16 + lane / 4 + r * 8] = a.rows.m[r];
-  }
-  if (valid < TILE_KEYS) clear_values(ring.keys_memory(buffer), valid, warp * 32 + lane);
-  proxy_fence_async_shared();
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(ring.weights(buffer));
-  if (valid < TILE_KEYS) named_barrier(1 + group, WARPGROUP);
   shrink(a, alpha);
   wgmma_fence();
 #pragma unroll
@@ -88,9 +98,10 @@ __device__ __forceinline__ void attend_own(Sums& a, const LatentArguments& g, co
     WgmmaRegisters<__nv_bfloat16, 256, true>::multiply(a.o, p[step], wgmma_descriptor_columns(values, CHUNK_BYTES), true);
   }
   wgmma_commit();
+  leave_weights(p, a.rows, ring, buffer, warp, lane);
   wgmma_wait<0>();
   wgmma_results(a.o);
-  if (lane == 0) mbarrier_arrive(ring.empty(buffer));
+  ring.release(buffer, lane);
 }
 
 // A tile of the other warpgroup's: this one's half of its values, by the weights that the other has left.
@@ -120,33 +131,57 @@ __device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, 
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_results(a.o);
-  if (lane == 0) mbarrier_arrive(ring.empty(buffer));
+  ring.release(buffer, lane);
+}
+
+// Of four blocks of eight columns a quad's lanes hold two columns each: gives lane q all eight of block q.
+__device__ __forceinline__ uint4 whole_block(const uint32_t (&pairs)[4], int q) {
+  uint32_t from[4];
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const uint32_t even = q & 2 ? pairs[2 ^ step] : pairs[step], odd = q & 2 ? pairs[3 ^ step] : pairs[1 ^ step];
+    from[step] = __shfl_xor_sync(~0u, q & 1 ? odd : even, step);  // what lane q ^ step has of block q
+  }
+  const uint32_t a = q & 1 ? from[1] : from[0], b = q & 1 ? from[0] : from[1];
+  const uint32_t c = q & 1 ? from[3] : from[2], d = q & 1 ? from[2] : from[3];
+  return q & 2 ? make_uint4(c, d, a, b) : make_uint4(a, b, c, d);
 }
 
 // Writes the item's rows of this warpgroup's columns, as they are or for `sm90_latent_combine`.
 template <int group>
 __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments& g, const Item& item,
                                            const float (&sum)[2], int warp, int lane) {
+  const int q = lane % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int head = item.first_head + warp * 16 + lane / 4 + r * 8;
-    if (head >= g.heads) continue;
+    const bool real = head < g.heads;
     const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
     const int64_t at = static_cast<int64_t>(item.place < 0 ? item.row : item.place) * g.heads + head;
-    const int64_t column = at * RANK + group * (RANK / 2) + lane % 4 * 2;
+    const int64_t column = at * RANK + group * (RANK / 2);
     if (item.place < 0) {
 #pragma unroll
-      for (int i = 0; i < OWN_SUMS / 4; ++i) {
-        *reinterpret_cast<uint32_t*>(g.out + column + i * 8) =
-            pack_bf16(a.o[4 * i + 2 * r] * inverse, a.o[4 * i + 2 * r + 1] * inverse);
+      for (int i = 0; i < OWN_SUMS / 4; i += 4) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          pairs[k] = pack_bf16(a.o[4 * (i + k) + 2 * r] * inverse, a.o[4 * (i + k) + 2 * r + 1] * inverse);
+        }
+        const uint4 block = whole_block(pairs, q);
+        if (real) *reinterpret_cast<uint4*>(g.out + column + (i + q) * 8) = block;
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < OWN_SUMS / 4; ++i) {
-        *reinterpret_cast<float2*>(g.partial + column + i * 8) =
-            make_float2(a.o[4 * i + 2 * r] * inverse, a.o[4 * i + 2 * r + 1] * inverse);
+      for (int i = 0; i < OWN_SUMS / 4; i += 2) {
+        // Even lanes take four columns of the first block, odd ones of the second.
+        const float x0 = a.o[4 * i + 2 * r], x1 = a.o[4 * i + 2 * r + 1];
+        const float y0 = a.o[4 * i + 4 + 2 * r], y1 = a.o[4 * i + 4 + 2 * r + 1];
+        const float z0 = __shfl_xor_sync(~0u, q & 1 ? x0 : y0, 1), z1 = __shfl_xor_sync(~0u, q & 1 ? x1 : y1, 1);
+        const float4 four = q & 1 ? make_float4(z0 * inverse, z1 * inverse, y0 * inverse, y1 * inverse)
+                                  : make_float4(x0 * inverse, x1 * inverse, z0 * inverse, z1 * inverse);
+        if (real) *reinterpret_cast<float4*>(g.partial + column + (i + (q & 1)) * 8 + (q & 2) * 2) = four;
       }
-      if (group == 0 && lane % 4 == 0) g.partial_lse[at] = a.rows.m[r] * g.scale_log2 + log2f(sum[r]);
+      if (real && group == 0 && q == 0) g.partial_lse[at] = a.rows.m[r] * g.scale_log2 + log2f(sum[r]);
     }
   }
 }
@@ -163,6 +198,8 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     const int4 x = header[0], y = header[1];
     const Item item{x.x, x.y, x.z, x.w, y.x};
     if (item.stop) return;
+    __syncwarp();
+    if (item.keys <= group * TILE_KEYS && lane == 0) mbarrier_arrive(ring.q_empty());  // no tile of its own
     Sums a;
 #pragma unroll
     for (int i = 0; i < OWN_SUMS; ++i) a.o[i] = 0.0f;
@@ -171,16 +208,15 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     for (int from = 0; from < item.keys; from += 2 * TILE_KEYS) {
       const int odd = from + TILE_KEYS;
       if (group == 0) {
-        attend_own<0>(a, g, ring, 0, parity[0], item.keys - from, warp, lane);
+        attend_own<0>(a, g, ring, 0, parity[0], item.keys - from, odd + TILE_KEYS >= item.keys, warp, lane);
         if (odd < item.keys) attend_other<0>(a, g, ring, 1, parity[1], warp, lane);
       } else {
         attend_other<1>(a, g, ring, 0, parity[0], warp, lane);
-        if (odd < item.keys) attend_own<1>(a, g, ring, 1, parity[1], item.keys - odd, warp, lane);
+        if (odd < item.keys) attend_own<1>(a, g, ring, 1, parity[1], item.keys - odd, odd + 2 * TILE_KEYS >= item.keys, warp, lane);
       }
       parity[0] ^= 1;
       if (odd < item.keys) parity[1] ^= 1;
     }
-    if (lane == 0) mbarrier_arrive(ring.q_empty());
     // Each has the weights of its own tiles; the sums of two items lie apart, for a warp may be an item ahead.
     float* sums = ring.sums + turn * 2 * TILE_HEADS;
     float sum[2];

@@ -44,9 +44,11 @@ struct LatentRing {
   float* greatest;  // [buffer][head]: the greatest logit up to a tile
   float* sums;      // [parity of the item][warpgroup][head]: of weights
   uint32_t q_address, keys_address, barriers;
+  int ctas;  // of the cluster, which have the same keys
 
   // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full …, empty, weights] a buffer.
   __device__ explicit LatentRing(unsigned char* raw) {
+    ctas = cluster_size();
     const uint32_t start = shared_address(raw);
     q_address = (start + 1023) & ~1023u;
     q = raw + (q_address - start);
@@ -70,10 +72,18 @@ struct LatentRing {
     mbarrier_init(q_empty(), 8);  // consumer warps
     for (int buffer = 0; buffer < BUFFERS; ++buffer) {
       for (int group = 0; group < GROUPS; ++group) mbarrier_init(full(buffer, group), 1);
-      mbarrier_init(empty(buffer), 8);
+      mbarrier_init(empty(buffer), 8 * ctas);
       mbarrier_init(weights(buffer), 4);  // warps of the group whose tile it is
     }
     mbarrier_init_fence();
+  }
+  // A warp is done with a buffer, which every CTA of the cluster writes to.
+  __device__ __forceinline__ void release(int buffer, int lane) const {
+    if (ctas == 1) {
+      if (lane == 0) mbarrier_arrive(empty(buffer));
+    } else if (lane < ctas) {
+      mbarrier_arrive_cluster(cluster_address(empty(buffer), lane));
+    }
   }
 };
 
@@ -88,21 +98,27 @@ struct PageWindow {
   }
 };
 
-// One tile of keys into a buffer that is free; pages past `end` are not read.
+// One tile of keys into a buffer that is free; pages past `end` are not read. In a cluster each CTA reads its share of the
+// boxes for all.
 __device__ __forceinline__ void load_tile(const CUtensorMap& map, const LatentArguments& g, const LatentRing& ring,
                                           const PageWindow& pages, int buffer, int start, int from, int end, int lane,
                                           uint64_t policy) {
   const int boxes = (min(TILE_KEYS, end - from) + g.box_rows - 1) / g.box_rows;
   if (lane < GROUPS) mbarrier_arrive_expect(ring.full(buffer, lane), boxes * g.box_rows * 128 * GROUP_CHUNKS);
   __syncwarp();
-  const int all = boxes * CHUNKS;
+  const int all = boxes * CHUNKS, rank = cluster_rank();
   for (int i = 0; i < all; i += 32) {
     const int chunk = (i + lane) / boxes, box = i + lane - chunk * boxes, key = from + box * g.box_rows;
     const int page = __shfl_sync(~0u, pages.page, (from - start) / g.box_rows + box - pages.cached);
     if (i + lane >= all) continue;
     const int row = page * g.page_rows + (key & ((1 << g.page_shift) - 1));
-    tensor_load_2d(ring.keys(buffer) + chunk * CHUNK_BYTES + box * g.box_rows * 128, &map, chunk * 64, row,
-                   ring.full(buffer, chunk / GROUP_CHUNKS), policy);
+    const uint32_t to = ring.keys(buffer) + chunk * CHUNK_BYTES + box * g.box_rows * 128;
+    const uint32_t barrier = ring.full(buffer, chunk / GROUP_CHUNKS);
+    if (ring.ctas == 1) {
+      tensor_load_2d(to, &map, chunk * 64, row, barrier, policy);
+    } else if ((i + lane) % ring.ctas == rank) {
+      tensor_multicast_2d(to, &map, chunk * 64, row, barrier, static_cast<uint16_t>((1 << ring.ctas) - 1), policy);
+    }
   }
 }
 
@@ -110,8 +126,8 @@ __device__ __forceinline__ void load_tile(const CUtensorMap& map, const LatentAr
 __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const CUtensorMap& turned_map,
                                                const CUtensorMap& cache_map, const LatentArguments& g,
                                                const LatentRing& ring, int lane) {
-  // One tile of heads reads a key once; further ones should find it in L2.
-  const uint64_t policy = g.head_tiles == 1 ? policy_evict_first() : policy_evict_normal();
+  // One tile of heads, or a cluster of all, reads a key once; further ones should find it in L2.
+  const uint64_t policy = g.head_tiles == ring.ctas ? policy_evict_first() : policy_evict_normal();
   grid_dependency_wait();
   proxy_fence_async_global();
   const int part = blockIdx.x / g.head_tiles, first_head = blockIdx.x % g.head_tiles * TILE_HEADS;
@@ -133,7 +149,7 @@ __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const C
       mbarrier_arrive_expect(ring.q_full(), end > start ? TILE_BYTES : 0);
     }
     __syncwarp();
-    if (stop) return;
+    if (stop) break;
     if (end > start && lane < CHUNKS) {
       const uint32_t to = ring.q_address + lane * CHUNK_BYTES;
       if (lane < VALUE_CHUNKS) {
@@ -151,6 +167,8 @@ __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const C
       load_tile(cache_map, g, ring, pages, buffer, start, from, end, lane, policy);
     }
   }
+  // A CTA ends when no other one has to release its buffers any more.
+  for (int buffer = 0; buffer < BUFFERS; ++buffer) mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
 }
 
 }  // namespace stoker

@@ -6,6 +6,7 @@
 // so each has half of their columns, and every other tile's logits and softmax, which run under the other one's products
 // (FlashMLA, DeepSeek 2025: two warpgroups in turns). Weights lie where the rotated part of their keys was, which is done
 // with by then: a buffer holds all that one tile needs, and is free when both warpgroups have multiplied its values.
+// The CTAs of a row's tiles of heads may be a cluster; each then reads a share of every tile of keys for all.
 #pragma once
 #include "latent_combine.cuh"
 #include "latent_consumers.cuh"
@@ -24,15 +25,16 @@ __device__ __forceinline__ void sm90_latent(const CUtensorMap& q_map, const CUte
   }
   __syncthreads();
   launch_dependents();
+  if (ring.ctas > 1) cluster_arrive(), cluster_wait();  // every CTA has set up its barriers
   const int role = threadIdx.x / WARPGROUP;
   if (role == 0) {
-    registers_decrease<40>();
+    registers_decrease<72>();
     if (threadIdx.x < 32) latent_produce(q_map, turned_map, cache_map, g, ring, threadIdx.x);
   } else if (role == 1) {
-    registers_increase<232>();
+    registers_increase<216>();
     latent_consume<0>(g, ring);
   } else {
-    registers_increase<232>();
+    registers_increase<216>();
     latent_consume<1>(g, ring);
   }
 }
