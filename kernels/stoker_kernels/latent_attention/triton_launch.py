@@ -30,6 +30,7 @@ LOG2E = math.log2(math.e)
 PROGRAMS_PER_SM = 2
 LEAST_DIM = 16  # of a dot
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, Sizes, float, Tensor | None], None]
+Context = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMeta, Sizes, float, Tensor | None], None]
 
 
 def latent_attention(
@@ -43,7 +44,7 @@ def latent_attention(
     cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
-    return attend(q, own, cache, kv_b, meta, scale, cache_scale, decode_absorbed)
+    return attend(q, own, cache, kv_b, meta, scale, cache_scale, decode_absorbed, context_absorbed)
 
 
 def attend(
@@ -55,9 +56,13 @@ def attend(
     scale: float,
     cache_scale: Tensor | None,
     decode: Decode,
+    context: Context,
 ) -> Tensor:
-    """The same with `decode` for the rows of one token, given (q, absorbed, cache, attended, meta, sizes, scale,
-    cache_scale): `absorbed [T,H,R]` are queries as latents, and `attended [T,H,R]` gets what they see of them.
+    """The same with `decode` for the rows of one token and `context` for what lies in pages before the others.
+
+    Both are given (q, absorbed, cache, attended, …, meta, sizes, scale, cache_scale): `absorbed [T,H,R]` are queries as
+    latents, and `attended [T,H,R]` gets what they see of them; of context `lse [T,H]` fp32 the logarithm of the sum of
+    weights to base 2, −∞ where there is none.
     """
     check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
@@ -73,7 +78,7 @@ def attend(
     lse = None
     if chunks:
         lse = torch.empty(tokens, sizes.heads, dtype=torch.float32, device=q.device)
-        _context(q, absorbed, cache, attended, lse, meta, sizes, scale, cache_scale)
+        context(q, absorbed, cache, attended, lse, meta, sizes, scale, cache_scale)
     out = q.new_empty(tokens, sizes.heads, sizes.value)
     torch.bmm(attended.transpose(0, 1), kv_b[:, sizes.nope :].transpose(1, 2), out=out.transpose(0, 1))
     if lse is not None:
@@ -131,7 +136,7 @@ def decode_absorbed(
     )
 
 
-def _context(
+def context_absorbed(
     q: Tensor,
     absorbed: Tensor,
     cache: Tensor,
@@ -142,7 +147,7 @@ def _context(
     scale: float,
     cache_scale: Tensor | None,
 ) -> None:
-    """What lies in pages before the chunks."""
+    """What lies in pages before the chunks, by Triton."""
     first, tokens = meta.num_decodes, q.shape[0]
     rows = meta.seq_lens.shape[0] - first
     sm = sm_of(q.device)

@@ -1,4 +1,4 @@
-"""The latent decode kernel of csrc/sm90_latent.cuh, run on the CPU by `emulator/`: tiles, turns, splits."""
+"""The latent kernels of csrc/sm90_latent.cuh, run on the CPU by `emulator/`: tiles, turns, splits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import random
 
 import pytest
 import torch
-from tests.kernels.emulator.latent import compile_latent, run
+from tests.kernels.emulator.latent import absorbed_of, compile_latent, run, run_context
 from tests.kernels.latent_attention.latent_batches import LatentBatch, Shape, random_batch
 
 from stoker_kernels.latent_attention import reference
-from stoker_kernels.latent_attention.sm90_latent import TILE_KEYS
+from stoker_kernels.latent_attention.sm90_latent import LOG2E, TILE_KEYS
 
 BF16 = torch.bfloat16
 
@@ -80,3 +80,26 @@ def test_random_steps_match(kernels: ctypes.CDLL) -> None:
         items = sum(len(each) + 1 for each in cuts)
         write_plan(batch, cuts, [1, items - 1])
         check(kernels, batch, 2)
+
+
+@pytest.mark.parametrize(("heads", "page", "parts"), [(16, 64, 3), (20, 16, 1), (90, 32, 2)])
+def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: int, parts: int) -> None:
+    rows = [(1, 130), (7, 7), (0, 0), (5, 150), (1, 2), (3, 67)]
+    batch = random_batch(Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16), rows, decodes=1, padding=4, seed=heads)
+    scale, meta, at = batch.q.shape[2] ** -0.5, batch.meta, 0
+    got, lse = run_context(kernels, batch, scale, parts, seed=heads)
+    queries = torch.cat([absorbed_of(batch).float(), batch.q[..., 16:].float()], dim=-1)
+    nothing = torch.ones(got.shape[0], dtype=torch.bool)
+    for row, (count, keys) in enumerate(rows):
+        if row > 0 and 0 < count < keys:
+            pages = meta.page_table[meta.seq_slots[row], : -(-keys // page)].long()
+            context = batch.cache[pages, 0].flatten(0, 1)[: keys - count].float()
+            logits = torch.einsum("thd,kd->thk", queries[at : at + count], context) * scale
+            want = torch.softmax(logits, dim=-1) @ context[:, :512]
+            torch.testing.assert_close(got[at : at + count].float(), want, atol=2e-2, rtol=2e-2)
+            sums = torch.logsumexp(logits, dim=-1) * LOG2E
+            torch.testing.assert_close(lse[at : at + count], sums, atol=1e-3, rtol=1e-3)
+            nothing[at : at + count] = False
+        at += count
+    assert got[nothing].isnan().all()
+    assert (lse[nothing] == -float("inf")).all()

@@ -226,6 +226,7 @@ def choose_attention(body: StepBody, streams: bool, monkeypatch: pytest.MonkeyPa
     if streams:
         monkeypatch.setattr(triton_launch, "latent_attention", sm90_latent.latent_attention)
         monkeypatch.setattr(sm90_latent, "launch_parts", lambda *_: None)
+        monkeypatch.setattr(sm90_latent, "launch_context", lambda *_: None)
         monkeypatch.setattr(sm90_latent, "sm_count", lambda device: 132)
 
 

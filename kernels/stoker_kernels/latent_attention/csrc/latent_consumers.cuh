@@ -151,13 +151,14 @@ __device__ __forceinline__ uint4 whole_block(const uint32_t (&pairs)[4], int q) 
 template <int group>
 __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments& g, const Item& item,
                                            const float (&sum)[2], int warp, int lane) {
-  const int q = lane % 4;
+  const int q = lane % 4, by_group = (65536 + g.group - 1) / g.group;  // exact for rows below 64
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int head = item.first_head + warp * 16 + lane / 4 + r * 8;
-    const bool real = head < g.heads;
+    const int row = warp * 16 + lane / 4 + r * 8, token = row * by_group >> 16;
+    const int head = item.first_head + row - token * g.group;
+    const bool real = head < g.heads && token < item.tokens;
     const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-    const int64_t at = static_cast<int64_t>(item.place < 0 ? item.row : item.place) * g.heads + head;
+    const int64_t at = static_cast<int64_t>(item.place < 0 ? item.token + token : item.place) * g.heads + head;
     const int64_t column = at * RANK + group * (RANK / 2);
     if (item.place < 0) {
 #pragma unroll
@@ -181,8 +182,9 @@ __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments&
                                   : make_float4(x0 * inverse, x1 * inverse, z0 * inverse, z1 * inverse);
         if (real) *reinterpret_cast<float4*>(g.partial + column + (i + (q & 1)) * 8 + (q & 2) * 2) = four;
       }
-      if (real && group == 0 && q == 0) g.partial_lse[at] = a.rows.m[r] * g.scale_log2 + log2f(sum[r]);
     }
+    float* lse = item.place < 0 ? g.lse : g.partial_lse;
+    if (lse != nullptr && real && group == 0 && q == 0) lse[at] = a.rows.m[r] * g.scale_log2 + log2f(sum[r]);
   }
 }
 
@@ -196,7 +198,7 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     q_parity ^= 1;
     const int4* header = reinterpret_cast<const int4*>(ring.header);
     const int4 x = header[0], y = header[1];
-    const Item item{x.x, x.y, x.z, x.w, y.x};
+    const Item item{x.x, x.y, x.z, x.w, y.x, y.y};
     if (item.stop) return;
     __syncwarp();
     if (item.keys <= group * TILE_KEYS && lane == 0) mbarrier_arrive(ring.q_empty());  // no tile of its own

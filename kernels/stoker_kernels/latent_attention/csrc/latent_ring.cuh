@@ -1,4 +1,4 @@
-// What the warps of `sm90_latent` share: the arguments, the ring in shared memory, and the producer that fills it.
+// What the warps of `sm90_latent` share: the arguments, and the ring in shared memory with what brings keys into it.
 #pragma once
 #include <cuda.h>
 
@@ -29,13 +29,19 @@ struct LatentArguments {
   const int* page_table;
   const int* items;       // row, slot, first key, end, the row's first item, how many it has; and by row, 6 and 7: the last two
   const int* parts;       // of ITEM_INTS each: its first item; the next one's is its end
+  // Of chunks' context, instead of a plan:
+  float* lse;             // [tokens, heads], in units of log2; −∞ where nothing is written
+  const int* seq_slots;   // of the chunks, as the next two
+  const int* query_start;  // token numbers of the whole step
+  const int* seq_lens;
   float scale_log2;
-  int rows, heads, head_tiles, table_stride, page_shift, page_rows, box_rows;
+  int rows, tokens, first_token, heads, head_tiles, group, table_stride, page_shift, page_rows, box_rows;
 };
 
-// An item as the consumers see it; `place` −1 where the row is whole, else where its part of the sum goes.
+// An item as the consumers see it: 64 queries, of `tokens` tokens and `group` heads each. `place` −1 where they see their
+// keys here alone, else where their part of the sum goes.
 struct Item {
-  int row, first_head, keys, place, stop;
+  int token, first_head, keys, place, tokens, stop;
 };
 
 struct LatentRing {
@@ -120,55 +126,6 @@ __device__ __forceinline__ void load_tile(const CUtensorMap& map, const LatentAr
       tensor_multicast_2d(to, &map, chunk * 64, row, barrier, static_cast<uint16_t>((1 << ring.ctas) - 1), policy);
     }
   }
-}
-
-// The items of this CTA's part, for its tile of heads.
-__device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const CUtensorMap& turned_map,
-                                               const CUtensorMap& cache_map, const LatentArguments& g,
-                                               const LatentRing& ring, int lane) {
-  // One tile of heads, or a cluster of all, reads a key once; further ones should find it in L2.
-  const uint64_t policy = g.head_tiles == ring.ctas ? policy_evict_first() : policy_evict_normal();
-  grid_dependency_wait();
-  proxy_fence_async_global();
-  const int part = blockIdx.x / g.head_tiles, first_head = blockIdx.x % g.head_tiles * TILE_HEADS;
-  const int last = load_int(g.parts + (part + 1) * ITEM_INTS);
-  uint32_t q_parity = 1, parity = 3;  // a bit per buffer
-  for (int index = load_int(g.parts + part * ITEM_INTS); index <= last; ++index) {
-    const bool stop = index == last;
-    const int4 x = stop ? make_int4(0, 0, 0, 0) : load_int4(g.items + index * ITEM_INTS);
-    const int splits = stop ? 1 : load_int(g.items + index * ITEM_INTS + 5);
-    const int row = x.x, slot = x.y, start = x.z, end = x.w;
-    PageWindow pages;
-    pages.load(g, slot, start, end, 0, lane);
-    mbarrier_wait(ring.q_empty(), q_parity);
-    q_parity ^= 1;
-    if (lane == 0) {
-      int4* header = reinterpret_cast<int4*>(ring.header);
-      header[0] = make_int4(row, first_head, end - start, splits > 1 ? index : -1);
-      header[1] = make_int4(stop, 0, 0, 0);
-      mbarrier_arrive_expect(ring.q_full(), end > start ? TILE_BYTES : 0);
-    }
-    __syncwarp();
-    if (stop) break;
-    if (end > start && lane < CHUNKS) {
-      const uint32_t to = ring.q_address + lane * CHUNK_BYTES;
-      if (lane < VALUE_CHUNKS) {
-        tensor_load_3d(to, &q_map, lane * 64, first_head, row, ring.q_full());
-      } else {
-        tensor_load_3d(to, &turned_map, 0, first_head, row, ring.q_full());
-      }
-    }
-    int buffer = 0;
-    for (int from = start; from < end; from += TILE_KEYS, buffer ^= 1) {
-      const int box = (from - start) / g.box_rows;
-      if (box + TILE_KEYS / g.box_rows > pages.cached + 32) pages.load(g, slot, start, end, box, lane);
-      mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
-      parity ^= 1u << buffer;
-      load_tile(cache_map, g, ring, pages, buffer, start, from, end, lane, policy);
-    }
-  }
-  // A CTA ends when no other one has to release its buffers any more.
-  for (int buffer = 0; buffer < BUFFERS; ++buffer) mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
 }
 
 }  // namespace stoker
