@@ -162,7 +162,7 @@ def cluster_of(head_tiles: int) -> int:
 
 def combine_heads(rows: int, heads: int) -> int:
     """Heads that a CTA of the combining kernel takes."""
-    return max(1, triton.cdiv(rows * heads, COMBINE_CTAS))
+    return int(max(1, triton.cdiv(rows * heads, COMBINE_CTAS)))
 
 
 def _decode(
