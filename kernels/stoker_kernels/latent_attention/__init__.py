@@ -3,7 +3,8 @@
 `op.py` holds the public functions, `shapes.py` what follows from their tensors, `reference.py` the oracle,
 `cpu_latent.py` the way on a CPU, `rows.py` the batch-invariant one. On a GPU `triton_write.py` norms, rotates and
 writes, `triton_absorbed.py` attends latents, `triton_widened.py` chunks; `triton_launch.py` launches them in tiles that
-`tiles.py` chooses, `variants.py` says what is compiled ahead, `bench.py` checks and times.
+`tiles.py` chooses. On Hopper latents are csrc/sm90_latent's: `sm90_latent.py` is its host side and says what it takes,
+`triton_plan.py` deals keys to its CTAs. `variants.py` says what is compiled ahead, `bench.py` checks and times.
 Must never know: models, projections, requests, how pages are dealt. What a step tells is `attention`'s AttentionMeta.
 """
 

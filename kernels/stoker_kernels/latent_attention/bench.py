@@ -22,6 +22,8 @@ from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace
 from stoker_kernels.latent_attention import latent_attention, plan_latent_attention, reference
+from stoker_kernels.launch.dispatch import pin
+from stoker_kernels.launch.pdl import enable_pdl
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
 # Heads, dimensions of a head that do not rotate, that do, of a value, of a latent.
@@ -41,6 +43,7 @@ class Row:
     """`rows` sequences of `tokens` new ones each and `context` before them: µs, and what bounds them."""
 
     model: str
+    kernel: str
     rows: int
     tokens: int
     context: int
@@ -145,31 +148,44 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="which shapes (default: %(default)s)")
+    parser.add_argument("--kernels", default="", help="implementations in turn, of implementations('latent_attention')")
+    parser.add_argument("--only", choices=("decode", "prefill"), help="time one kind of step")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
-    models = options.models.split(",")
-    complaints = [line for model in models for line in check(model, device)]
-    print(f"checked {len(models)} models: {len(complaints)} wrong")
-    for line in complaints:
-        print(" ", line)
-    if complaints:
-        return 1
-    found = []
-    for model in models:
-        scale = (MODELS[model][1] + MODELS[model][2]) ** -0.5
-        cases = [(rows, 1, length - 1) for rows, length in DECODES]
-        for rows, tokens, context in cases + [(1, tokens, context) for tokens, context in PROMPTS]:
-            step = make_step(model, rows, tokens, context, device).plan()
-            us, least = timed(partial(step.run, scale)), limit(model, rows, tokens, context)
-            found.append(Row(model, rows, tokens, context, us, least))
-            print(
-                f"{model:18} {rows:4} × {tokens:5} after {context:6}: {us:9.1f} µs, limit {least:9.1f} "
-                f"({least / us:.0%})", flush=True
-            )  # fmt: skip
+    enable_pdl(True)  # as the engine does
+    found: list[Row] = []
+    for kernel in options.kernels.split(","):
+        if kernel:
+            pin("latent_attention", kernel)
+        complaints = [line for model in options.models.split(",") for line in check(model, device)]
+        print(f"checked {options.models} by {kernel or 'what is chosen'}: {len(complaints)} wrong")
+        for line in complaints:
+            print(" ", line)
+        if complaints:
+            return 1
+        for model in options.models.split(","):
+            found += time_model(model, kernel, options.only, device)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found]))
     return 0
+
+
+def time_model(model: str, kernel: str, only: str | None, device: torch.device) -> list[Row]:
+    """One layer's decode and prefill, printed as they are found."""
+    scale = (MODELS[model][1] + MODELS[model][2]) ** -0.5
+    cases = [(rows, 1, length - 1) for rows, length in DECODES] if only != "prefill" else []
+    cases += [(1, tokens, context) for tokens, context in PROMPTS] if only != "decode" else []
+    found = []
+    for rows, tokens, context in cases:
+        step = make_step(model, rows, tokens, context, device).plan()
+        us, least = timed(partial(step.run, scale)), limit(model, rows, tokens, context)
+        found.append(Row(model, kernel, rows, tokens, context, us, least))
+        print(
+            f"{model:18} {kernel:8} {rows:4} × {tokens:5} after {context:6}: {us:9.1f} µs, limit {least:9.1f} "
+            f"({least / us:.0%})", flush=True
+        )  # fmt: skip
+    return found
 
 
 if __name__ == "__main__":

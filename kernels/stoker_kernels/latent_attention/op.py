@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta, rows_support
-from stoker_kernels.launch import cpu_dot
+from stoker_kernels.launch import cpu_dot, cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import (
     Target,
     cpu_supports,
     reference_supports,
     register,
     register_invariant,
+    require,
     select,
     triton_supports,
 )
@@ -40,7 +42,16 @@ def _rows_support(target: Target) -> str | None:
     return rows_support(target) or cpu_dot.refusal()
 
 
+def _sm90_supports(target: Target) -> str | None:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
+        return "made for SM 9.0"
+    if target.dtype is not torch.bfloat16:
+        return "takes bfloat16"
+    return cuda.missing_cubin("sm90_latent", "sm_90a") or _supports(target)
+
+
 register("latent_rope_write", "triton", f"{_FOLDER}.triton_write:latent_rope_write", _supports)
+register("latent_attention", "sm90", f"{_FOLDER}.sm90_latent:latent_attention", _sm90_supports)
 register("latent_attention", "triton", f"{_FOLDER}.triton_launch:latent_attention", _supports)
 register("latent_rope_write", "reference", f"{_FOLDER}.reference:latent_rope_write", reference_supports)
 register("latent_attention", "cpu", f"{_FOLDER}.cpu_latent:latent_attention", cpu_supports(*_FLOATS))
@@ -102,14 +113,21 @@ def latent_attention(
     return o
 
 
-def plan_latent_attention(meta: AttentionMeta, *, heads: int, rank: int, dtype: torch.dtype) -> AttentionMeta:
+def plan_latent_attention(
+    meta: AttentionMeta, *, heads: int, rank: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> AttentionMeta:
     """Plan a step once for all its layers of `heads` heads and latents of `rank`: the meta for each call of it.
 
-    Without it each call plans anew. `meta.seq_lens` must be final, and the workspace, of `heads` times `rank` values,
-    serve no other step in between.
+    `kv_dtype`: the cache's; None: `dtype`. Without the plan each call plans anew. `meta.seq_lens` must be final, and
+    the workspace, of `heads` times `rank` values, serve no other step in between.
     """
-    if meta.seq_lens.device.type == "cuda":
-        from stoker_kernels.latent_attention.triton_launch import plan
+    device = meta.seq_lens.device
+    if device.type != "cuda":
+        return replace(meta, planned_window=None)
+    if require(device, dtype, ("latent_attention",))["latent_attention"] == "sm90":
+        from stoker_kernels.latent_attention import sm90_latent
 
-        return plan(meta, heads, rank, dtype.itemsize)
-    return replace(meta, planned_window=None)
+        return sm90_latent.plan(meta, heads, rank, dtype, dtype if kv_dtype is None else kv_dtype)
+    from stoker_kernels.latent_attention.triton_launch import plan
+
+    return plan(meta, heads, rank, dtype.itemsize)

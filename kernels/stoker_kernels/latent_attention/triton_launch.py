@@ -8,6 +8,7 @@ Knows nothing of tile sizes, which `tiles.py` chooses.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,8 @@ from stoker_kernels.quant import FP8
 LOG2E = math.log2(math.e)
 PROGRAMS_PER_SM = 2
 LEAST_DIM = 16  # of a dot
+Decode = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, Sizes, float, Tensor | None], None]
+Context = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMeta, Sizes, float, Tensor | None], None]
 
 
 def latent_attention(
@@ -41,6 +44,26 @@ def latent_attention(
     cache_scale: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.latent_attention.op.latent_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    return attend(q, own, cache, kv_b, meta, scale, cache_scale, decode_absorbed, context_absorbed)
+
+
+def attend(
+    q: Tensor,
+    own: Tensor,
+    cache: Tensor,
+    kv_b: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    cache_scale: Tensor | None,
+    decode: Decode,
+    context: Context,
+) -> Tensor:
+    """The same with `decode` for the rows of one token and `context` for what lies in pages before the others.
+
+    Both are given (q, absorbed, cache, attended, …, meta, sizes, scale, cache_scale): `absorbed [T,H,R]` are queries as
+    latents, and `attended [T,H,R]` gets what they see of them; of context `lse [T,H]` fp32 the logarithm of the sum of
+    weights to base 2, −∞ where there is none.
+    """
     check_scale(cache, cache_scale)
     sizes = sizes_of(q, cache, kv_b)
     _refuse_misread(q, own, cache, kv_b, sizes)
@@ -51,11 +74,11 @@ def latent_attention(
     torch.bmm(q[..., : sizes.nope].transpose(0, 1), kv_b[:, : sizes.nope], out=absorbed.transpose(0, 1))
     attended = torch.empty_like(absorbed)
     if decodes > 0:
-        _decode(q, absorbed, cache, attended, meta, sizes, scale, cache_scale)
+        decode(q, absorbed, cache, attended, meta, sizes, scale, cache_scale)
     lse = None
     if chunks:
         lse = torch.empty(tokens, sizes.heads, dtype=torch.float32, device=q.device)
-        _context(q, absorbed, cache, attended, lse, meta, sizes, scale, cache_scale)
+        context(q, absorbed, cache, attended, lse, meta, sizes, scale, cache_scale)
     out = q.new_empty(tokens, sizes.heads, sizes.value)
     torch.bmm(attended.transpose(0, 1), kv_b[:, sizes.nope :].transpose(1, 2), out=out.transpose(0, 1))
     if lse is not None:
@@ -71,7 +94,7 @@ def plan(meta: AttentionMeta, heads: int, rank: int, itemsize: int) -> Attention
     return replace(meta, planned_window=0)
 
 
-def _decode(
+def decode_absorbed(
     q: Tensor,
     absorbed: Tensor,
     cache: Tensor,
@@ -81,10 +104,10 @@ def _decode(
     scale: float,
     cache_scale: Tensor | None,
 ) -> None:
-    """The planned decode rows; planned now, unless the step's plan is there."""
+    """The decode rows by Triton; planned now, unless the step's plan is there and of the kind."""
     tile = absorbed_tile(sizes.heads, sizes.rank, q.itemsize, sm_of(q.device))
     head_tiles = triton.cdiv(sizes.heads, tile.block_m)
-    planned = meta.planned_window is not None
+    planned = meta.planned_window is not None and not meta.planned_shares
     items = split_decodes(meta, programs=head_tiles, programs_per_sm=PROGRAMS_PER_SM, planned=planned)
     space = meta.workspace
     latent_decode_kernel[(items * head_tiles,)](
@@ -113,7 +136,7 @@ def _decode(
     )
 
 
-def _context(
+def context_absorbed(
     q: Tensor,
     absorbed: Tensor,
     cache: Tensor,
@@ -124,7 +147,7 @@ def _context(
     scale: float,
     cache_scale: Tensor | None,
 ) -> None:
-    """What lies in pages before the chunks."""
+    """What lies in pages before the chunks, by Triton."""
     first, tokens = meta.num_decodes, q.shape[0]
     rows = meta.seq_lens.shape[0] - first
     sm = sm_of(q.device)

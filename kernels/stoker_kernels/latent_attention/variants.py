@@ -2,7 +2,7 @@
 
 DeepSeek V2 and V3 have latents of 512 and 64, heads of 128; MiniCPM 3 of 256 and 32, heads of 64. Numbers of heads and
 pages are arguments, but for the tiles that follow from them. Anything else is compiled when its model starts.
-Invariants: the arguments here are those `triton_launch.py` and `triton_write.py` launch with.
+Invariants: the arguments here are those `triton_launch.py`, `sm90_latent.py` and `triton_write.py` launch with.
 Knows nothing of compiling.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker_kernels.latent_attention.sm90_latent import BLOCK_PARTS
 from stoker_kernels.latent_attention.tiles import Tile, absorbed_tile, widened_tile
 from stoker_kernels.latent_attention.triton_absorbed import latent_context_kernel, latent_decode_kernel
+from stoker_kernels.latent_attention.triton_plan import latent_plan_kernel
 from stoker_kernels.latent_attention.triton_widened import latent_prefill_kernel
 from stoker_kernels.latent_attention.triton_write import TOKENS, WARPS, latent_rope_write_kernel
 from stoker_kernels.launch.aot_registry import (
@@ -29,6 +31,7 @@ from stoker_kernels.launch.aot_registry import (
 # (rank, rotated, head without it and value, whether neighbours turn together)
 PUBLISHED = ((512, 64, 128, True), (256, 32, 64, False))
 HEADS = (16, 128)  # of which the one fills the least tile and the other any
+PLAN_ROWS = tuple(16 << i for i in range(7))
 BYTES = "u8"  # of e4m3
 _LEAST_SM = 80
 _SIZES = dict.fromkeys(("q_stride", "head_dim", "rank", "rotated"), I32_DIVISIBLE)
@@ -128,6 +131,17 @@ def _register_write(dtype: str, cache: str, rank: int, rotated: int, interleaved
     )
 
 
+for _rows in PLAN_ROWS:
+    register_aot(
+        latent_plan_kernel,
+        {**_pointers(I32, "seq_lens_ptr", "seq_slots_ptr", "items_ptr", "parts_ptr"),
+         **dict.fromkeys(("num_rows", "num_parts", "min_tiles"), I32)},
+        [{"BLOCK_ROWS": _rows, "BLOCK_PARTS": BLOCK_PARTS}],
+        options={"num_warps": 4},
+        min_sm=90,
+        max_sm=90,
+        compact=_rows == 256,
+    )  # fmt: skip
 for _dtype in (BF16, FP16):
     for _rank, _rotated, _head, _interleaved in PUBLISHED:
         for _cache in (_dtype, BYTES):

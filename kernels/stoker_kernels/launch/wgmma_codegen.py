@@ -13,9 +13,12 @@ REGISTER_ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
 # Per element: (width, whether columns are contiguous). Attention takes 64 and 128 of both, products with integer
 # weights rows of tokens.
 REGISTER_SHAPES = {
-    "__nv_bfloat16": ((8, False), (16, False), (32, False), (64, False), (128, False), (256, False), (128, True)),
+    "__nv_bfloat16": (
+        *((8, False), (16, False), (32, False), (64, False), (128, False), (256, False)), (128, True), (256, True),
+    ),
     "__half": ((64, False), (128, True)),
 }
+COLUMN_SHAPES = {"__nv_bfloat16": (256,)}  # latent attention's
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
@@ -36,18 +39,24 @@ struct Wgmma;
 // A [64, 16] in registers, B [16, N] with N contiguous where `columns`, else B [N, 16]ᵀ with K contiguous.
 template <typename T, int N, bool columns>
 struct WgmmaRegisters;
+
+// B [16, N] with N contiguous; A as in Wgmma.
+template <typename T, int N>
+struct WgmmaColumns;
 """
 
 
-def wrapper(element: str, tokens: int) -> str:
-    """The specialisation for one element type and one number of tokens."""
+def wrapper(element: str, tokens: int, *, columns: bool = False) -> str:
+    """The specialisation for one element type and one number of tokens; `columns`: of WgmmaColumns."""
     shape, transposes = ELEMENTS[element]
+    if columns:
+        transposes = ", 0, 1"
     count = tokens // 2
     operands = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""
 template <>
-struct Wgmma<{element}, {tokens}> {{
+struct Wgmma{"Columns" if columns else ""}<{element}, {tokens}> {{
   static __device__ __forceinline__ void multiply(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
@@ -87,7 +96,8 @@ def header() -> str:
     registers = "".join(
         register_wrapper(element, *shape) for element, shapes in REGISTER_SHAPES.items() for shape in shapes
     )
-    return f"{TOP}{wrappers}{registers}\n}}  // namespace stoker\n"
+    columns = "".join(wrapper(element, n, columns=True) for element, sizes in COLUMN_SHAPES.items() for n in sizes)
+    return f"{TOP}{wrappers}{registers}{columns}\n}}  // namespace stoker\n"
 
 
 if __name__ == "__main__":

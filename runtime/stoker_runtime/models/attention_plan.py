@@ -65,7 +65,9 @@ class AttentionPlanner:
             settled=True,  # the embedding stands between this step's description and its first layer
         )
         if spec.latent is not None:
-            return plan_latent_attention(meta, heads=spec.heads, rank=spec.latent.kv_lora_rank, dtype=self._dtype)
+            return plan_latent_attention(
+                meta, heads=spec.heads, rank=spec.latent.kv_lora_rank, dtype=self._dtype, kv_dtype=self._kv_dtype
+            )
         return plan_attention(
             meta,
             num_tokens=tokens,

@@ -36,7 +36,7 @@ inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, 
 inline void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer, uint32_t barrier) {
   const CUtensorMap& m = *static_cast<const CUtensorMap*>(map);
   if (destination % 1024) emulator::fail("a misaligned box");
-  if (middle + m.box[1] > m.sizes[1]) emulator::fail("a box past the middle dimension");
+  if (middle >= m.sizes[1] || outer >= m.sizes[2]) emulator::fail("a box of nothing");
   load_box(*emulator::cta, destination, map, {inner, middle, outer}, barrier);
 }
 

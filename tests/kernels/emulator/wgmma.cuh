@@ -41,15 +41,33 @@ inline void read_operand(uint64_t descriptor, int lines, bool e4m3, float* value
   }
 }
 
+// Reads 16 × `columns` values of an operand in 128-byte swizzle whose columns are contiguous, 64 to a row of 128 bytes.
+inline void read_columns(uint64_t descriptor, int columns, float* values) {
+  const uint32_t base = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
+  const uint32_t groups = (descriptor >> 32 & 0x3FFF) << 4;
+  for (int k = 0; k < 16; ++k) {
+    for (int column = 0; column < columns; column += 8) {
+      uint16_t chunk[8];
+      const uint32_t at = base + column / 64 * leading + k / 8 * groups + k % 8 * 128 + column % 64 * 2;
+      std::memcpy(chunk, emulator::shared(swizzled(at)), 16);
+      for (const uint16_t each : chunk) *values++ = from_bf16(each);
+    }
+  }
+}
+
 // One product of a warpgroup whose threads hold `products[t]`; thread t's sums are rows 16 · warp + lane / 4 (+ 8).
 inline void multiply_now(const std::vector<const emulator::Product*>& products) {
   const emulator::Product& p = *products[0];
   static float a[64 * 32], b[256 * 32], across[32 * 256], sums[64 * 256];
   const int n = p.columns, depth = p.e4m3 ? 32 : 16;
   read_operand(p.a, 64, p.e4m3, a);
-  read_operand(p.b, n, p.e4m3, b);
-  for (int column = 0; column < n; ++column) {
-    for (int k = 0; k < depth; ++k) across[k * n + column] = b[column * depth + k];
+  if (p.by_columns) {
+    read_columns(p.b, n, across);
+  } else {
+    read_operand(p.b, n, p.e4m3, b);
+    for (int column = 0; column < n; ++column) {
+      for (int k = 0; k < depth; ++k) across[k * n + column] = b[column * depth + k];
+    }
   }
   const auto exchange = [&](bool store) {
     for (int t = 0; t < 128; ++t) {
@@ -111,7 +129,14 @@ inline uint16_t operand_16(uint64_t descriptor, int line, int k, bool columns) {
 template <typename T, int N>
 struct Wgmma {
   static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, std::is_same_v<T, e4m3>, nullptr});
+    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, std::is_same_v<T, e4m3>, false, nullptr});
+  }
+};
+
+template <typename T, int N>
+struct WgmmaColumns {
+  static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, false, true, nullptr});
   }
 };
 
@@ -136,7 +161,7 @@ struct WgmmaRegisters {
         sums[i] = sum;
       }
     };
-    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, false, product});
+    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, false, columns, product});
   }
 };
 

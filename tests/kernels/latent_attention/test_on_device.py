@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from tests.kernels.latent_attention.latent_batches import LatentBatch, Shape, ra
 
 from stoker_kernels.latent_attention import latent_attention, latent_rope_write, plan_latent_attention, reference
 from stoker_kernels.latent_attention.triton_launch import plan
+from stoker_kernels.launch.dispatch import KernelUnavailable, pin, select, unpin
 from stoker_kernels.launch.pdl import enable_pdl
 
 HALF, FULL = torch.float16, torch.float32
@@ -18,11 +21,30 @@ MIXED = [*DECODES, (7, 7), (0, 0), (34, 60), (1, 9)]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
+@pytest.fixture
+def pinned() -> Iterator[Callable[[str], None]]:
+    """Pins an implementation for one test; skips it where that does not run."""
+
+    def choose(name: str) -> None:
+        pin("latent_attention", name)
+        try:
+            select("latent_attention", torch.device("cuda"), torch.bfloat16)
+        except KernelUnavailable as unavailable:
+            pytest.skip(str(unavailable))
+
+    yield choose
+    unpin("latent_attention")
+
+
 def check(batch: LatentBatch, planned: bool = False) -> torch.Tensor:
     """The kernels' result, after its comparison with the reference in fp32."""
     meta, scale = batch.meta, batch.q.shape[2] ** -0.5
     if planned:
-        meta = plan(meta, batch.q.shape[1], batch.kv_b.shape[2], batch.q.itemsize)
+        heads, _, rank = batch.kv_b.shape
+        if batch.q.is_cuda:
+            meta = plan_latent_attention(meta, heads=heads, rank=rank, dtype=batch.q.dtype, kv_dtype=batch.cache.dtype)
+        else:
+            meta = plan(meta, heads, rank, batch.q.itemsize)
     kept = batch.cache_scale
     out = latent_attention(batch.q, batch.own, batch.cache, batch.kv_b, meta, scale=scale, cache_scale=kept)
     cache = batch.cache.float() if kept is None else batch.cache
@@ -132,10 +154,12 @@ REAL = [Shape(*sizes, page=64, dtype=torch.bfloat16) for sizes in
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["sm90", "triton"])
 @pytest.mark.parametrize(
     "shape", [*REAL, replace(REAL[1], page=16), *(replace(each, cache_scale=0.02) for each in REAL)], ids=str
 )
-def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
+def test_real_shapes_match(shape: Shape, kernel: str, device: torch.device, pinned: Callable[[str], None]) -> None:
+    pinned(kernel)
     rows = [(1, n) for n in (1, 0, 63, 64, 65, 1000, 4097, 129)] + [(1, 1), (130, 130), (200, 777), (0, 0), (17, 2049)]
     batch = random_batch(shape, rows, decodes=8, padding=9, device=device)
     plain = check(batch)
@@ -144,6 +168,22 @@ def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
         assert torch.equal(check(batch, planned=True), plain)
     finally:
         enable_pdl(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "page"), [(16, 64), (20, 8), (77, 128), (128, 64)])
+def test_the_hopper_kernel_matches_at_any_cut(
+    heads: int, page: int, device: torch.device, pinned: Callable[[str], None]
+) -> None:
+    """Rows whole, in pieces and in a line, bit for bit from launch to launch."""
+    pinned("sm90")
+    draw = random.Random(heads * page)
+    for count, most in ((1, 9000), (3, 3000), (40, 2000), (150, 700), (300, 120)):
+        rows = [(1, draw.randrange(most)) for _ in range(count)]
+        shape = Shape(heads, 128, 64, 128, 512, page=page, dtype=torch.bfloat16)
+        batch = random_batch(shape, rows, decodes=count, seed=draw.randrange(100), device=device)
+        first = check(batch, planned=True)
+        assert torch.equal(check(batch), first)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,9 @@ from stoker_kernels.moe.types import ExpertWeights, Plan, Routes
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape
 
 BF16, HALF, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-HOPPERS = {("linear", name) for name in ("table", "own", "fixed")} | {("linear_silu_mul", "fused"), ("sample", "sm90")}
+HOPPERS = {("linear", name) for name in ("table", "own", "fixed")} | {
+    ("linear_silu_mul", "fused"), ("sample", "sm90"), ("latent_attention", "sm90"),
+}  # fmt: skip
 QUANTIZING = {"silu_and_mul_quant", "rms_norm_quant", "add_rms_norm_quant"}
 OTHERS = [sm for sm in SHARED_KIB if sm != 90]
 GPU = torch.device("cuda", 0)

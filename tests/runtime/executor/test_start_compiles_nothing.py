@@ -18,6 +18,7 @@ from tests.runtime.executor.published_configs import OTHERS, PUBLISHED
 
 from stoker_kernels.attention import choose, sm90_decode, sm90_mixed, sm90_prefill
 from stoker_kernels.gemm import adapted, gated
+from stoker_kernels.latent_attention import sm90_latent, triton_launch
 from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.launch.rehearsal import Missing
@@ -222,6 +223,11 @@ def choose_attention(body: StepBody, streams: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sm90_decode, "available", lambda *_: possible)
     monkeypatch.setattr(sm90_mixed, "refusal", lambda *_: None)
     monkeypatch.setattr(sm90_prefill, "refusal", lambda _: "recorded as Triton's")
+    if streams:
+        monkeypatch.setattr(triton_launch, "latent_attention", sm90_latent.latent_attention)
+        monkeypatch.setattr(sm90_latent, "launch_parts", lambda *_: None)
+        monkeypatch.setattr(sm90_latent, "launch_context", lambda *_: None)
+        monkeypatch.setattr(sm90_latent, "sm_count", lambda device: 132)
 
 
 def run_everything(body: StepBody, table: ShapeTable) -> None:

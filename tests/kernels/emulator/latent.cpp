@@ -1,0 +1,24 @@
+// Entry of the latent kernels for the tests. The kernel before writes the queries.
+#include "sm90_latent.cuh"
+
+extern "C" void latent(int of_chunks, int ctas, int cluster, int seed, const CUtensorMap* q_map, const CUtensorMap* turned_map,
+                       const CUtensorMap* cache_map, const stoker::LatentArguments* g, const emulator::Region* written,
+                       int regions, int64_t out_bytes) {
+  emulator::predecessor.writes.assign(written, written + regions);
+  emulator::predecessor.out = reinterpret_cast<const unsigned char*>(g->out), emulator::predecessor.out_bytes = out_bytes;
+  const auto kernel = [=] {
+    if (of_chunks) {
+      stoker::sm90_latent<stoker::ChunkWork>(*q_map, *turned_map, *cache_map, *g);
+    } else {
+      stoker::sm90_latent<stoker::PlannedWork>(*q_map, *turned_map, *cache_map, *g);
+    }
+  };
+  emulator::run_grid(ctas, stoker::LATENT_THREADS, seed, kernel, cluster);
+}
+
+extern "C" void combine(int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {
+  emulator::run_grid(ctas, stoker::COMBINE_THREADS, seed, [=] { stoker::sm90_latent_combine(*g, heads_each); });
+}
+
+extern "C" int arguments_size() { return sizeof(stoker::LatentArguments); }
+extern "C" int shared_bytes() { return stoker::LATENT_SHARED; }

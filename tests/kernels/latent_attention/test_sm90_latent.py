@@ -1,0 +1,105 @@
+"""The latent kernels of csrc/sm90_latent.cuh, run on the CPU by `emulator/`: tiles, turns, splits."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+
+import pytest
+import torch
+from tests.kernels.emulator.latent import absorbed_of, compile_latent, run, run_context
+from tests.kernels.latent_attention.latent_batches import LatentBatch, Shape, random_batch
+
+from stoker_kernels.latent_attention import reference
+from stoker_kernels.latent_attention.sm90_latent import LOG2E, TILE_KEYS
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_latent(tmp_path_factory.mktemp("emulator"))
+
+
+def write_plan(batch: LatentBatch, cuts: list[list[int]], parts: list[int]) -> None:
+    """Items of each row, cut at these keys, dealt `parts` items at a time."""
+    space, lengths, slots = batch.meta.workspace, batch.meta.seq_lens.tolist(), batch.meta.seq_slots.tolist()
+    items = []
+    for row, inner in enumerate(cuts):
+        first, bounds = len(items), [0, *inner, lengths[row]]
+        items += [[row, slots[row], start, end, first, len(bounds) - 1]
+                  for start, end in itertools.pairwise(bounds)]  # fmt: skip
+        space.items[row, 6:] = torch.tensor([first, len(bounds) - 1])
+    space.items[: len(items), :6] = torch.tensor(items, dtype=torch.int32)
+    assert sum(parts) == len(items)
+    space.shares[: len(parts) + 1, 0] = torch.tensor([0, *parts], dtype=torch.int32).cumsum(0)
+
+
+def check(kernels: ctypes.CDLL, batch: LatentBatch, parts: int, seed: int = 0) -> torch.Tensor:
+    scale = batch.q.shape[2] ** -0.5
+    got = run(kernels, batch, scale, parts, seed)
+    rows, nope = batch.meta.num_decodes, batch.q.shape[2] - 64
+    # What is attended, without its way back: values are latents.
+    unit = torch.eye(512).expand(batch.kv_b.shape[0], 512, 512)
+    kv_b = torch.cat([batch.kv_b[:, :nope].float(), unit], dim=1)
+    want = reference.latent_attention(batch.q.float(), batch.own.float(), batch.cache.float(), kv_b, batch.meta,
+                                      scale=scale)[:rows]  # fmt: skip
+    torch.testing.assert_close(got.float(), want, atol=2e-2, rtol=2e-2)
+    return got
+
+
+def step(heads: int, page: int, lengths: list[int], seed: int = 0) -> LatentBatch:
+    shape = Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16)
+    return random_batch(shape, [(1, keys) for keys in lengths], decodes=len(lengths), seed=seed)
+
+
+@pytest.mark.parametrize("keys", [1, 64, 65, 128, 200, 257])
+def test_each_number_of_tiles_matches(kernels: ctypes.CDLL, keys: int) -> None:
+    batch = step(16, 64, [keys])
+    write_plan(batch, [[]], [1])
+    check(kernels, batch, 1)
+
+
+@pytest.mark.parametrize(("heads", "page"), [(20, 16), (128, 32), (5, 8), (70, 128)])
+def test_rows_in_pieces_and_in_one_match(kernels: ctypes.CDLL, heads: int, page: int) -> None:
+    batch = step(heads, page, [150, 0, 300, 1], seed=heads)
+    write_plan(batch, [[128], [], [64, 192], []], [1, 2, 4])
+    first = check(kernels, batch, 3)
+    assert not first[1].any()
+    assert torch.equal(check(kernels, batch, 3, seed=7), first)
+
+
+def test_random_steps_match(kernels: ctypes.CDLL) -> None:
+    draw = random.Random(4)
+    for _ in range(3):
+        lengths = [draw.randrange(400) for _ in range(3)]
+        batch = step(draw.randrange(1, 100), 1 << draw.randrange(3, 8), lengths, seed=draw.randrange(100))
+        places = [range(TILE_KEYS, keys, TILE_KEYS) for keys in lengths]
+        cuts = [sorted(draw.sample(each, draw.randrange(min(3, len(each) + 1)))) for each in places]
+        items = sum(len(each) + 1 for each in cuts)
+        write_plan(batch, cuts, [1, items - 1])
+        check(kernels, batch, 2)
+
+
+@pytest.mark.parametrize(("heads", "page", "parts"), [(16, 64, 3), (20, 16, 1), (90, 32, 2)])
+def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: int, parts: int) -> None:
+    rows = [(1, 130), (7, 7), (0, 0), (5, 150), (1, 2), (3, 67)]
+    batch = random_batch(Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16), rows, decodes=1, padding=4, seed=heads)
+    scale, meta, at = batch.q.shape[2] ** -0.5, batch.meta, 0
+    got, lse = run_context(kernels, batch, scale, parts, seed=heads)
+    queries = torch.cat([absorbed_of(batch).float(), batch.q[..., 16:].float()], dim=-1)
+    nothing = torch.ones(got.shape[0], dtype=torch.bool)
+    for row, (count, keys) in enumerate(rows):
+        if row > 0 and 0 < count < keys:
+            pages = meta.page_table[meta.seq_slots[row], : -(-keys // page)].long()
+            context = batch.cache[pages, 0].flatten(0, 1)[: keys - count].float()
+            logits = torch.einsum("thd,kd->thk", queries[at : at + count], context) * scale
+            want = torch.softmax(logits, dim=-1) @ context[:, :512]
+            torch.testing.assert_close(got[at : at + count].float(), want, atol=2e-2, rtol=2e-2)
+            sums = torch.logsumexp(logits, dim=-1) * LOG2E
+            torch.testing.assert_close(lse[at : at + count], sums, atol=1e-3, rtol=1e-3)
+            nothing[at : at + count] = False
+        at += count
+    assert got[nothing].isnan().all()
+    assert (lse[nothing] == -float("inf")).all()
