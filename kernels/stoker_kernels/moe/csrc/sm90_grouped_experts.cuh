@@ -1,0 +1,229 @@
+// Experts for many tokens, for sm_90a: the products are the limit, or the bytes of all experts, read once.
+//
+// Gate-up gives activation(x · gateᵀ, x · upᵀ) of every pair of token and choice in the plan's order, down the product of
+// that with down's rows, each at its pair's place; who sums a token's pairs runs behind them. A CTA multiplies 128 pairs
+// of one expert (wgmma's M side, 64 a consumer warpgroup) with 256 rows of its weight, of gate-up 128 of gate and 128 of
+// up, which TMA lays side by side by eights, so that a thread has gate and up of the same columns in its sums. A group
+// whose 64 pairs the expert does not have multiplies nothing.
+//
+// A fourth of the threads fills the ring: the weight by TMA. Of gate-up, they bring rows of x from where the tokens are,
+// by cp.async into the swizzle that wgmma reads; a k block's rows are handed over when those of the next GROUPED_LAG have
+// been asked for. Of down, rows follow each other and come by TMA; those behind an expert's are of the next and are not
+// stored. CTAs are persistent and find their tiles by themselves from the plan's, whatever tokens those hold.
+#pragma once
+#include <cuda.h>
+
+#include "grouped_epilogue.cuh"
+#include "grouped_tiles.cuh"
+
+namespace stoker {
+
+template <GroupedKind kind, bool GATED>
+struct GroupedExperts {
+  using T = typename GroupedElement<kind>::type;
+  static constexpr int ROWS = 256, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and of the result in a tile
+  using Ring = GroupedRing<ROWS>;
+
+  const GroupedArguments& a;
+  const CUtensorMap &w_map, &x_map;
+  const Ring ring;
+  const int lane = threadIdx.x % 32;
+
+  __device__ __forceinline__ GroupedExperts(const GroupedArguments& arguments, const CUtensorMap& w, const CUtensorMap& x,
+                                            unsigned char* raw)
+      : a(arguments), w_map(w), x_map(x), ring(raw, arguments.stages) {}
+
+  __device__ __forceinline__ void run() const {
+    const bool producer = threadIdx.x >= GROUPED_CONSUMERS;
+    if (threadIdx.x == GROUPED_CONSUMERS) {
+      tensor_map_prefetch(&w_map);
+      tensor_map_prefetch(&x_map);
+      for (int s = 0; s < a.stages; ++s) {
+        mbarrier_init(ring.full + 8 * s, GATED ? 1 + 4 : 1);  // of W, and of each warp that brings rows of x
+        mbarrier_init(ring.empty + 8 * s, 4 * GROUPED_GROUPS);
+      }
+      mbarrier_init_fence();
+    }
+    // The plan is complete for down before the kernel before it is: gate-up lets it start only when it has waited.
+    if (GATED) grid_dependency_wait();
+    launch_dependents();
+    find_places();
+    if (producer) {
+      registers_shrink<40>();
+      if (GATED) {
+        bring_rows();
+      } else if (threadIdx.x == GROUPED_CONSUMERS) {
+        bring_blocks();
+      }
+    } else {
+      registers_grow<232>();
+      if (!GATED) grid_dependency_wait();
+      multiply();
+    }
+  }
+
+  // Each expert's places in the order, from the plan's tiles.
+  __device__ __forceinline__ void find_places() const {
+    for (int i = threadIdx.x; i < a.experts; i += GROUPED_THREADS) ring.places[i] = {0x7FFFFFFF, 0};
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.num_tiles; i += GROUPED_THREADS) {
+      const int expert = load_int(a.tiles + 3 * i), first = load_int(a.tiles + 3 * i + 1), end = load_int(a.tiles + 3 * i + 2);
+      if (first >= end) continue;
+      atomicMin(&ring.places[expert].x, first);
+      atomicMax(&ring.places[expert].y, end);
+    }
+    __syncthreads();
+  }
+
+  // Asks for the rows of the weight of a k block.
+  __device__ __forceinline__ void load_w(const GroupedTile& tile, int k_block, int stage, uint32_t bytes) const {
+    const uint32_t full = ring.full + 8 * stage;
+    const int k = k_block * Chunk<T>::elements, row = tile.row_block * COLUMNS;
+    mbarrier_arrive_expect(full, bytes);
+    if constexpr (GATED) {
+      tensor_load_4d(ring.w(stage), &w_map, k, 0, 0, (tile.expert * a.rows + row) / 8, full, policy_evict_normal());
+    } else {
+      tensor_load_2d(ring.w(stage), &w_map, k, tile.expert * a.rows + row, full, policy_evict_normal());
+    }
+  }
+
+  // Gate-up: four warps, 16 neighbouring rows of x at a time, of which each takes four, eight lanes a row. A lane keeps
+  // where one of its warp's 32 rows starts.
+  __device__ __forceinline__ void bring_rows() const {
+    const int warp = threadIdx.x / 32 - GROUPED_CONSUMERS / 32;
+    GroupedWalk walk(a, ring.places);
+    GroupedStage asked(1), given(0);
+    int ahead = 0;  // k blocks asked for and not yet handed over
+    auto hand_over = [&] {
+      proxy_fence_async_shared();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(ring.full + 8 * given.at);
+      given.step(a.stages);
+    };
+    while (walk.next()) {
+      const GroupedTile tile = walk.tile;
+      const int place = tile.first + min(lane / 4 * 16 + warp * 4 + lane % 4, tile.count - 1);
+      const int64_t start = static_cast<int64_t>(load_int(a.order + place) / a.top_k) * a.ld_x;
+      for (int kb = 0; kb < a.k_blocks; ++kb) {
+        mbarrier_wait(ring.empty + 8 * asked.at, asked.parity);
+        if (threadIdx.x == GROUPED_CONSUMERS) load_w(tile, kb, asked.at, Ring::w_bytes);
+        __syncwarp();
+        const int chunk = lane % 8, byte = kb * 128 + chunk * 16;
+#pragma unroll
+        for (int i = 0; i < GROUPED_TOKENS / 16; ++i) {
+          if (i * 16 >= tile.count) break;
+          const int row = i * 16 + warp * 4 + lane / 8;
+          const int64_t from = __shfl_sync(0xFFFFFFFFu, start, i * 4 + lane / 8);
+          copy_async_16(ring.x(asked.at) + row * 128 + (chunk ^ row % 8) * 16, a.x + from + (byte < a.x_bytes ? byte : 0),
+                        byte < a.x_bytes);
+        }
+        copies_commit();
+        asked.step(a.stages);
+        if (ahead == GROUPED_LAG) {
+          copies_wait<GROUPED_LAG>();
+          hand_over();
+        } else {
+          ++ahead;
+        }
+      }
+    }
+    copies_wait<0>();
+    for (; ahead > 0; --ahead) hand_over();
+  }
+
+  // Down, one thread: the ring fills with the weight before the wait for gate-up.
+  __device__ __forceinline__ void bring_blocks() const {
+    GroupedWalk walk(a, ring.places), walk_x(a, ring.places);
+    auto load_x = [&](const GroupedTile& tile, int k_block, int stage) {
+#pragma unroll
+      for (int g = 0; g < GROUPED_GROUPS; ++g) {
+        if (g * 64 >= tile.count) break;
+        tensor_load_2d(ring.x(stage) + g * 64 * 128, &x_map, k_block * Chunk<T>::elements, tile.first + g * 64,
+                       ring.full + 8 * stage, policy_evict_normal());
+      }
+    };
+    auto bytes = [&](const GroupedTile& tile) {
+      return static_cast<uint32_t>(Ring::w_bytes + (tile.count + 63) / 64 * 64 * 128);
+    };
+    int ahead = 0;
+    bool waited = false;
+    GroupedStage stage(1), stage_x(1);
+    auto wait_and_catch_up = [&] {
+      grid_dependency_wait();
+      proxy_fence_async_global();
+      waited = true;
+      while (ahead > 0 && walk_x.next()) {
+        for (int kb = 0; kb < a.k_blocks && ahead > 0; ++kb, --ahead, stage_x.step(a.stages)) {
+          load_x(walk_x.tile, kb, stage_x.at);
+        }
+      }
+    };
+    while (walk.next()) {
+      for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+        if (!waited && ahead == a.stages) wait_and_catch_up();
+        mbarrier_wait(ring.empty + 8 * stage.at, stage.parity);
+        load_w(walk.tile, kb, stage.at, bytes(walk.tile));
+        if (waited) {
+          load_x(walk.tile, kb, stage.at);
+        } else {
+          ++ahead;
+        }
+      }
+    }
+    if (!waited) wait_and_catch_up();
+  }
+
+  __device__ __forceinline__ void multiply() const {
+    const int group = threadIdx.x / 128;
+    GroupedWalk walk(a, ring.places);
+    GroupedStage stage(0);
+    float sums[ROWS / 2];
+    auto release = [&](int held) {
+      if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+    };
+    while (walk.next()) {
+      const GroupedTile tile = walk.tile;
+      if (group * 64 >= tile.count) {
+        for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+          mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+          __syncwarp();
+          release(stage.at);
+        }
+        continue;
+      }
+      const GroupedPlaces mine(tile, group);
+      int held = -1;  // the stage whose products may still run
+      for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+        mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+        const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) Wgmma<T, ROWS>::multiply(sums, x + step * 2, w + step * 2, kb + step != 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (held >= 0) release(held);
+        held = stage.at;
+      }
+      wgmma_wait<0>();
+      wgmma_results(sums);
+      release(held);
+      finish<kind, GATED>(a, tile, tile.row_block * COLUMNS, mine, sums);
+    }
+  }
+};
+
+template <GroupedKind kind, bool GATED>
+__device__ __forceinline__ void sm90_grouped_experts(const CUtensorMap& w_map, const CUtensorMap& x_map,
+                                                     const GroupedArguments& a) {
+  extern __shared__ unsigned char raw[];
+  GroupedExperts<kind, GATED>(a, w_map, x_map, raw).run();
+}
+
+}  // namespace stoker
+
+#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated)                                                                \
+  extern "C" __global__ void __launch_bounds__(stoker::GROUPED_THREADS, 1)                                            \
+      name(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                      \
+           const __grid_constant__ stoker::GroupedArguments a) {                                                      \
+    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated>(w_map, x_map, a);                                  \
+  }
