@@ -25,7 +25,7 @@ from stoker_kernels.moe.operands import read_by_products
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
-KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel")
+KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 THREADS = 3 * 128
 TOKENS = 128  # of a tile
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each

@@ -12,7 +12,8 @@ extern "C" void grouped_experts(int kind, int gated, int ctas, int seed, const C
   using stoker::GroupedKind;
   void (*const kernels[][2])(const CUtensorMap&, const CUtensorMap&, const stoker::GroupedArguments&) = {
       {stoker::sm90_grouped_experts<GroupedKind::BF16, false>, stoker::sm90_grouped_experts<GroupedKind::BF16, true>},
-      {stoker::sm90_grouped_experts<GroupedKind::CHANNEL, false>, stoker::sm90_grouped_experts<GroupedKind::CHANNEL, true>}};
+      {stoker::sm90_grouped_experts<GroupedKind::CHANNEL, false>, stoker::sm90_grouped_experts<GroupedKind::CHANNEL, true>},
+      {stoker::sm90_grouped_experts<GroupedKind::BLOCK, false>, stoker::sm90_grouped_experts<GroupedKind::BLOCK, true>}};
   const auto kernel = kernels[kind][gated];
   const auto region = [](const void* at, int64_t bytes) {
     return emulator::Region{const_cast<unsigned char*>(static_cast<const unsigned char*>(at)), bytes};

@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, Plan, Routes, sm90_grouped
 
-KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel")
+KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 
 SOURCES = (
     *("sm90_grouped_experts.cuh", "grouped_arguments.cuh", "grouped_epilogue.cuh", "grouped_tiles.cuh"),

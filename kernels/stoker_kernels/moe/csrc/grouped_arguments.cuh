@@ -10,13 +10,13 @@ constexpr int GROUPED_TOKENS = 64 * GROUPED_GROUPS;   // of a tile
 constexpr int GROUPED_CONSUMERS = 128 * GROUPED_GROUPS, GROUPED_THREADS = GROUPED_CONSUMERS + 128;
 constexpr int GROUPED_LAG = 2;  // k blocks whose rows of x may be on their way; at most stages - 2
 
-enum class GroupedKind { BF16, CHANNEL };
+enum class GroupedKind { BF16, CHANNEL, BLOCK };
 
 struct GroupedArguments {
   __nv_bfloat16* out;          // gate-up: [pairs, n] in the plan's order; down: [pairs, n], each row at its pair's place
   const unsigned char* x;      // gate-up: [tokens], rows ld_x bytes apart; down reads rows by a map
   const __nv_bfloat16* bias;   // [experts, rows], or null
-  const float* w_scale;        // [experts, rows], of e4m3
+  const float* w_scale;        // of e4m3, [experts, rows] or of blocks as `ExpertWeights` has them
   const float* x_scale;        // [rows of x], of e4m3
   const int* order;            // [pairs]
   const int* tiles;            // [num_tiles, 3]: expert, first and end of its places in `order`
@@ -35,6 +35,10 @@ struct GroupedElement<GroupedKind::BF16> {
 };
 template <>
 struct GroupedElement<GroupedKind::CHANNEL> {
+  using type = e4m3;
+};
+template <>
+struct GroupedElement<GroupedKind::BLOCK> {
   using type = e4m3;
 };
 

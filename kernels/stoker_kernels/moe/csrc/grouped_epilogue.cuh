@@ -50,13 +50,14 @@ __device__ __forceinline__ void finish(const GroupedArguments& a, const GroupedT
                                        const GroupedPlaces& mine, float (&sums)[COUNT]) {
   const int64_t weight_row = static_cast<int64_t>(tile.expert) * a.rows;
   int to[2] = {mine.place[0], mine.place[1]};
-  if (!GATED || kind == GroupedKind::CHANNEL) {
+  if constexpr (!GATED || kind != GroupedKind::BF16) {
     const int pairs[2] = {load_int(a.order + to[0]), load_int(a.order + to[1])};
-    if constexpr (kind == GroupedKind::CHANNEL) {
+    if constexpr (kind != GroupedKind::BF16) {
       const float x_scale[2] = {a.x_scale[GATED ? pairs[0] / a.top_k : to[0]], a.x_scale[GATED ? pairs[1] / a.top_k : to[1]]};
       const float* w_scale = a.w_scale + weight_row;
       for_eights<GATED>(a, first, sums, [&](float* four, int from) {
-        const float2 scale = *reinterpret_cast<const float2*>(w_scale + from);
+        const bool channels = kind == GroupedKind::CHANNEL;
+        const float2 scale = channels ? *reinterpret_cast<const float2*>(w_scale + from) : make_float2(1.0f, 1.0f);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           four[2 * h] *= x_scale[h] * scale.x;

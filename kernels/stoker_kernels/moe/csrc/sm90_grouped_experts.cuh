@@ -173,14 +173,15 @@ struct GroupedExperts {
     if (!waited) wait_and_catch_up();
   }
 
+  __device__ __forceinline__ void release(int stage) const {
+    if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
+  }
+
   __device__ __forceinline__ void multiply() const {
     const int group = threadIdx.x / 128;
     GroupedWalk walk(a, ring.places);
     GroupedStage stage(0);
     float sums[ROWS / 2];
-    auto release = [&](int held) {
-      if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
-    };
     while (walk.next()) {
       const GroupedTile tile = walk.tile;
       if (group * 64 >= tile.count) {
@@ -192,22 +193,66 @@ struct GroupedExperts {
         continue;
       }
       const GroupedPlaces mine(tile, group);
-      int held = -1;  // the stage whose products may still run
-      for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
-        mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
-        const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
+      if constexpr (kind == GroupedKind::BLOCK) {
+        sum_blocks(tile, group, stage, sums);
+      } else {
+        sum_all(group, stage, sums);
+      }
+      finish<kind, GATED>(a, tile, tile.row_block * COLUMNS, mine, sums);
+    }
+  }
+
+  __device__ __forceinline__ void sum_all(int group, GroupedStage& stage, float (&sums)[ROWS / 2]) const {
+    int held = -1;  // the stage whose products may still run
+    for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+      mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+      const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) Wgmma<T, ROWS>::multiply(sums, x + step * 2, w + step * 2, kb + step != 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (held >= 0) release(held);
+      held = stage.at;
+    }
+    wgmma_wait<0>();
+    wgmma_results(sums);
+    release(held);
+  }
+
+  // A k block is one of the scales' blocks: its products with half of the rows at a time are scaled and added, while those
+  // of the other group run. Of gate-up both halves have the columns of one block of gate and of one of up.
+  __device__ __forceinline__ void sum_blocks(const GroupedTile& tile, int group, GroupedStage& stage,
+                                             float (&sums)[ROWS / 2]) const {
+    constexpr int HALF = ROWS / 2;
+    const int wide = (a.n + 127) / 128;  // blocks of the result's columns
+    const float* scale = a.w_scale + static_cast<int64_t>(tile.expert) * (GATED ? 2 : 1) * wide * a.k_blocks;
+    const float* const first = scale + (GATED ? tile.row_block : 2 * tile.row_block) * a.k_blocks;
+    const float* const second = GATED ? first + wide * a.k_blocks : scale + min(2 * tile.row_block + 1, wide - 1) * a.k_blocks;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; ++i) sums[i] = 0.0f;
+    float next[2] = {*first, *second};
+    for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+      const float now[2] = {next[0], next[1]};
+      const int following = min(kb + 1, a.k_blocks - 1);
+      next[0] = first[following], next[1] = second[following];
+      mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+      const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float part[HALF / 2];
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) Wgmma<T, ROWS>::multiply(sums, x + step * 2, w + step * 2, kb + step != 0);
+        for (int step = 0; step < 4; ++step) {
+          Wgmma<T, HALF>::multiply(part, x + step * 2, w + half * HALF * 8 + step * 2, step != 0);
+        }
         wgmma_commit();
-        wgmma_wait<1>();
-        if (held >= 0) release(held);
-        held = stage.at;
+        wgmma_wait<0>();
+        wgmma_results(part);
+        if (half == 1) release(stage.at);
+#pragma unroll
+        for (int i = 0; i < HALF / 2; ++i) sums[half * HALF / 2 + i] += part[i] * now[GATED ? i / 4 % 2 : half];
       }
-      wgmma_wait<0>();
-      wgmma_results(sums);
-      release(held);
-      finish<kind, GATED>(a, tile, tile.row_block * COLUMNS, mine, sums);
     }
   }
 };
