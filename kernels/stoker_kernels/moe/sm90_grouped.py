@@ -25,12 +25,11 @@ from stoker_kernels.moe.operands import read_by_products
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
-KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
-THREADS = 3 * 128
-TOKENS = 128  # of a tile
+GROUPS: dict[ExpertKind, tuple[int, ...]] = {"dense": (2, 3), "fp8_channel": (2, 3), "fp8_block": (2,)}
+"""Of 64 tokens of a tile, each multiplied by a warpgroup of its own."""
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 MOST_EXPERTS = 2048
-_STAGES = 4  # of 128 bytes of rows of x and of the weight
+_MOST_STAGES = 4  # of 128 bytes of rows of x and of the weight
 _SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
@@ -45,17 +44,27 @@ class GroupedArguments(ctypes.Structure):
     ]
 
 
-def shared_bytes(experts: int) -> int:
-    """Dynamic shared memory: the ring on a multiple of 1024 bytes, two barriers a stage, the experts' places."""
-    return 1024 + _STAGES * ((ROWS + TOKENS) * 128 + 16) + 8 * experts
+def stage_bytes(groups: int) -> int:
+    """128 bytes of K of the weight and of tokens, and two barriers."""
+    return (ROWS + 64 * groups) * 128 + 16
+
+
+def stages_of(groups: int, experts: int) -> int:
+    """Stages that fit beside the experts' places."""
+    return min(_MOST_STAGES, (_SHARED_LIMIT - 1024 - 8 * experts) // stage_bytes(groups))
+
+
+def shared_bytes(groups: int, experts: int) -> int:
+    """Dynamic shared memory: the ring on a multiple of 1024 bytes, its barriers, the experts' places."""
+    return 1024 + stages_of(groups, experts) * stage_bytes(groups) + 8 * experts
 
 
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    if weights.kind not in KINDS or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(KINDS)}, on sm_90, not {weights.kind}"
+    if weights.kind not in GROUPS or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(GROUPS)}, on sm_90, not {weights.kind}"
     if not weights.gated:
         return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
@@ -81,8 +90,12 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
+    groups: int = 2,
 ) -> Tensor:
-    """`moe.experts` by these kernels. Raises ValueError with the reason for operands that `refusal` refuses."""
+    """`moe.experts` by these kernels, in tiles of 64 · `groups` tokens.
+
+    Raises ValueError with the reason for operands that `refusal` refuses.
+    """
     from stoker_kernels.moe import triton_experts
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -91,12 +104,18 @@ def experts(
     reason = refusal(x, routes, weights, shared)
     if reason is not None:
         raise ValueError(f"--kernel experts=grouped {reason}")
-    rows = pair_rows(x, routes, weights, activation=activation, limit=limit)
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, groups=groups)
     return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
 def pair_rows(
-    x: Tensor, routes: Routes, weights: ExpertWeights, *, activation: ExpertActivation = "silu", limit: float = 0.0
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    groups: int = 2,
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written.
 
@@ -109,10 +128,11 @@ def pair_rows(
     data, x_scale = read_by_products(x, weights)
     gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
     gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
-    _launch(weights, gate_up, data, gated=True)
+    _launch(weights, gate_up, data, groups, gated=True)
     rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
     data, x_scale = read_by_products(inner, weights)
-    _launch(weights, _arguments(rows, data, x_scale, plan, weights, top_k, gated=False), data, gated=False)
+    down = _arguments(rows, data, x_scale, plan, weights, top_k, gated=False)
+    _launch(weights, down, data, groups, gated=False)
     return rows
 
 
@@ -129,14 +149,16 @@ def _arguments(
         x_scale=cuda.address_of(x_scale), order=plan.order.data_ptr(), tiles=plan.tiles.data_ptr(),
         slope=CLAMPED_SLOPE, num_tiles=plan.tiles.shape[0], experts=weights.experts, top_k=top_k, n=out.shape[1],
         rows=weight.shape[1], row_blocks=-(-weight.shape[1] // ROWS), k_blocks=-(-columns * size // 128),
-        stages=_STAGES, x_bytes=columns * size, ld_x=x.stride(0) * size,
+        x_bytes=columns * size, ld_x=x.stride(0) * size,
     )  # fmt: skip
 
 
-def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, *, gated: bool) -> None:
+def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, groups: int, *, gated: bool) -> None:
     device = x.device
-    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}"
-    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(weights.experts), THREADS, device.index or 0)
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_m{groups}"
+    space, threads = shared_bytes(groups, weights.experts), 128 * (groups + 1)
+    chosen = cuda.kernel(STEM, ARCH, name, space, threads, device.index or 0)
+    arguments.stages = stages_of(groups, weights.experts)
     weight = weights.gate_up if gated else weights.down
     w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), gated)
     # Gate-up reads x by no map, but a kernel has two.

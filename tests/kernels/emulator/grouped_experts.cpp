@@ -7,14 +7,21 @@ struct Before {  // x, and bytes of it and of what is written
   int64_t x_bytes, out_bytes, order_bytes;
 };
 
-extern "C" void grouped_experts(int kind, int gated, int ctas, int seed, const CUtensorMap* w_map,
-                                const CUtensorMap* x_map, const stoker::GroupedArguments* a, const Before* memory) {
+using Kernel = void (*)(const CUtensorMap&, const CUtensorMap&, const stoker::GroupedArguments&);
+
+template <bool gated>
+Kernel kernel_of(int kind, int groups) {
   using stoker::GroupedKind;
-  void (*const kernels[][2])(const CUtensorMap&, const CUtensorMap&, const stoker::GroupedArguments&) = {
-      {stoker::sm90_grouped_experts<GroupedKind::BF16, false>, stoker::sm90_grouped_experts<GroupedKind::BF16, true>},
-      {stoker::sm90_grouped_experts<GroupedKind::CHANNEL, false>, stoker::sm90_grouped_experts<GroupedKind::CHANNEL, true>},
-      {stoker::sm90_grouped_experts<GroupedKind::BLOCK, false>, stoker::sm90_grouped_experts<GroupedKind::BLOCK, true>}};
-  const auto kernel = kernels[kind][gated];
+  if (kind == 0 && groups == 2) return stoker::sm90_grouped_experts<GroupedKind::BF16, gated, 2>;
+  if (kind == 0) return stoker::sm90_grouped_experts<GroupedKind::BF16, gated, 3>;
+  if (kind == 1 && groups == 2) return stoker::sm90_grouped_experts<GroupedKind::CHANNEL, gated, 2>;
+  if (kind == 1) return stoker::sm90_grouped_experts<GroupedKind::CHANNEL, gated, 3>;
+  return stoker::sm90_grouped_experts<GroupedKind::BLOCK, gated, 2>;
+}
+
+extern "C" void grouped_experts(int kind, int gated, int groups, int ctas, int seed, const CUtensorMap* w_map,
+                                const CUtensorMap* x_map, const stoker::GroupedArguments* a, const Before* memory) {
+  const Kernel kernel = gated ? kernel_of<true>(kind, groups) : kernel_of<false>(kind, groups);
   const auto region = [](const void* at, int64_t bytes) {
     return emulator::Region{const_cast<unsigned char*>(static_cast<const unsigned char*>(at)), bytes};
   };
@@ -26,7 +33,7 @@ extern "C" void grouped_experts(int kind, int gated, int ctas, int seed, const C
   }
   before.out = reinterpret_cast<const unsigned char*>(a->out);
   before.out_bytes = memory->out_bytes;
-  emulator::run_grid(ctas, stoker::GROUPED_THREADS, seed, [=] { kernel(*w_map, *x_map, *a); });
+  emulator::run_grid(ctas, 128 * (groups + 1), seed, [=] { kernel(*w_map, *x_map, *a); });
 }
 
 extern "C" int arguments_size() { return sizeof(stoker::GroupedArguments); }

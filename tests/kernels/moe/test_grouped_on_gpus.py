@@ -13,6 +13,7 @@ from stoker_kernels.launch import pdl
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, keep_experts, reference, sm90_grouped, triton_route
 
 pytestmark = pytest.mark.gpu
+WAYS = [(kind, groups) for kind in KINDS for groups in sm90_grouped.GROUPS[kind]]
 BOUNDS: dict[ExpertKind, float] = dict.fromkeys(KINDS, 3e-2) | {"dense": 8e-3}
 
 
@@ -25,12 +26,13 @@ def _chained(device: torch.device) -> Iterator[None]:
     pdl.enable_pdl(False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "groups"), WAYS)
 @pytest.mark.parametrize(("tokens", "skew"), [(37, 0.0), (260, 9.0), (1499, 0.5), (3001, 40.0)])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, device: torch.device
-) -> None:
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, groups: int,
+    device: torch.device,
+) -> None:  # fmt: skip
     """Twenty in a graph that overlap, with equal bits: a stage that is read too early would show. `skew` sends most
     tokens to the last experts."""
     dense, weights = dense_of(experts, ffn, hidden, device), weights_of(experts, ffn, hidden, kind, device)
@@ -39,11 +41,11 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
     asked = {"activation": "clamped", "limit": 7.0, "shared": shared}
     outs = [torch.empty_like(x) for _ in range(20)]
-    sm90_grouped.experts(x, routes, weights, out=outs[0], **asked)
+    sm90_grouped.experts(x, routes, weights, out=outs[0], groups=groups, **asked)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         for out in outs:
-            sm90_grouped.experts(x, routes, weights, out=out, **asked)
+            sm90_grouped.experts(x, routes, weights, out=out, groups=groups, **asked)
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()

@@ -5,9 +5,9 @@
 namespace stoker {
 
 // [stages of W and x][full][empty][places of the experts]
-template <int ROWS>
+template <int ROWS, int TOKENS>
 struct GroupedRing {
-  static constexpr int w_bytes = ROWS * 128, x_bytes = GROUPED_TOKENS * 128, stage_bytes = w_bytes + x_bytes;
+  static constexpr int w_bytes = ROWS * 128, x_bytes = TOKENS * 128, stage_bytes = w_bytes + x_bytes;
   uint32_t base, full, empty;
   int2* places;  // [experts]: first and end in the order
 
@@ -29,6 +29,7 @@ struct GroupedTile {
 
 // Every so-many-th tile of all, expert by expert. The tiles of an expert that have rows of the weight in common follow
 // each other, so that CTAs read these together.
+template <int TOKENS>
 struct GroupedWalk {
   const GroupedArguments& a;
   const int2* places;
@@ -41,10 +42,10 @@ struct GroupedWalk {
   __device__ __forceinline__ bool next() {
     while (expert < a.experts) {
       const int2 mine = places[expert];
-      const int wide = (max(mine.y - mine.x, 0) + GROUPED_TOKENS - 1) / GROUPED_TOKENS, inside = index - before;
+      const int wide = (max(mine.y - mine.x, 0) + TOKENS - 1) / TOKENS, inside = index - before;
       if (inside < wide * a.row_blocks) {
-        const int row_block = inside / wide, skipped = (inside - row_block * wide) * GROUPED_TOKENS;
-        tile = {expert, row_block, mine.x + skipped, min(mine.y - mine.x - skipped, GROUPED_TOKENS)};
+        const int row_block = inside / wide, skipped = (inside - row_block * wide) * TOKENS;
+        tile = {expert, row_block, mine.x + skipped, min(mine.y - mine.x - skipped, TOKENS)};
         index += gridDim.x;
         return true;
       }

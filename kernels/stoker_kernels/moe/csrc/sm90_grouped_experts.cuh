@@ -18,11 +18,13 @@
 
 namespace stoker {
 
-template <GroupedKind kind, bool GATED>
+template <GroupedKind kind, bool GATED, int GROUPS>
 struct GroupedExperts {
   using T = typename GroupedElement<kind>::type;
   static constexpr int ROWS = 256, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and of the result in a tile
-  using Ring = GroupedRing<ROWS>;
+  using Shape = GroupedShape<GROUPS>;
+  using Ring = GroupedRing<ROWS, Shape::TOKENS>;
+  using Walk = GroupedWalk<Shape::TOKENS>;
 
   const GroupedArguments& a;
   const CUtensorMap &w_map, &x_map;
@@ -34,13 +36,13 @@ struct GroupedExperts {
       : a(arguments), w_map(w), x_map(x), ring(raw, arguments.stages) {}
 
   __device__ __forceinline__ void run() const {
-    const bool producer = threadIdx.x >= GROUPED_CONSUMERS;
-    if (threadIdx.x == GROUPED_CONSUMERS) {
+    const bool producer = threadIdx.x >= Shape::CONSUMERS;
+    if (threadIdx.x == Shape::CONSUMERS) {
       tensor_map_prefetch(&w_map);
       tensor_map_prefetch(&x_map);
       for (int s = 0; s < a.stages; ++s) {
         mbarrier_init(ring.full + 8 * s, GATED ? 1 + 4 : 1);  // of W, and of each warp that brings rows of x
-        mbarrier_init(ring.empty + 8 * s, 4 * GROUPED_GROUPS);
+        mbarrier_init(ring.empty + 8 * s, 4 * GROUPS);
       }
       mbarrier_init_fence();
     }
@@ -49,14 +51,14 @@ struct GroupedExperts {
     launch_dependents();
     find_places();
     if (producer) {
-      registers_shrink<40>();
+      registers_shrink<Shape::PRODUCER_REGISTERS>();
       if (GATED) {
         bring_rows();
-      } else if (threadIdx.x == GROUPED_CONSUMERS) {
+      } else if (threadIdx.x == Shape::CONSUMERS) {
         bring_blocks();
       }
     } else {
-      registers_grow<232>();
+      registers_grow<Shape::CONSUMER_REGISTERS>();
       if (!GATED) grid_dependency_wait();
       multiply();
     }
@@ -64,9 +66,9 @@ struct GroupedExperts {
 
   // Each expert's places in the order, from the plan's tiles.
   __device__ __forceinline__ void find_places() const {
-    for (int i = threadIdx.x; i < a.experts; i += GROUPED_THREADS) ring.places[i] = {0x7FFFFFFF, 0};
+    for (int i = threadIdx.x; i < a.experts; i += Shape::THREADS) ring.places[i] = {0x7FFFFFFF, 0};
     __syncthreads();
-    for (int i = threadIdx.x; i < a.num_tiles; i += GROUPED_THREADS) {
+    for (int i = threadIdx.x; i < a.num_tiles; i += Shape::THREADS) {
       const int expert = load_int(a.tiles + 3 * i), first = load_int(a.tiles + 3 * i + 1), end = load_int(a.tiles + 3 * i + 2);
       if (first >= end) continue;
       atomicMin(&ring.places[expert].x, first);
@@ -87,11 +89,12 @@ struct GroupedExperts {
     }
   }
 
-  // Gate-up: four warps, 16 neighbouring rows of x at a time, of which each takes four, eight lanes a row. A lane keeps
-  // where one of its warp's 32 rows starts.
+  // Gate-up: four warps, 16 neighbouring rows of x at a time, of which each takes four, eight lanes a row. Lanes keep
+  // where their warp's rows start, in 16 bytes: lane 4i + j that of its j-th of the i-th 16.
   __device__ __forceinline__ void bring_rows() const {
-    const int warp = threadIdx.x / 32 - GROUPED_CONSUMERS / 32;
-    GroupedWalk walk(a, ring.places);
+    constexpr int SIXTEENS = Shape::TOKENS / 16;
+    const int warp = threadIdx.x / 32 - Shape::CONSUMERS / 32;
+    Walk walk(a, ring.places);
     GroupedStage asked(1), given(0);
     int ahead = 0;  // k blocks asked for and not yet handed over
     auto hand_over = [&] {
@@ -102,20 +105,25 @@ struct GroupedExperts {
     };
     while (walk.next()) {
       const GroupedTile tile = walk.tile;
-      const int place = tile.first + min(lane / 4 * 16 + warp * 4 + lane % 4, tile.count - 1);
-      const int64_t start = static_cast<int64_t>(load_int(a.order + place) / a.top_k) * a.ld_x;
+      int starts[(SIXTEENS + 7) / 8];
+#pragma unroll
+      for (int i = 0; i < (SIXTEENS + 7) / 8; ++i) {
+        const int row = (i * 8 + lane / 4) * 16 + warp * 4 + lane % 4;
+        starts[i] = load_int(a.order + tile.first + min(row, tile.count - 1)) / a.top_k * (a.ld_x / 16);
+      }
       for (int kb = 0; kb < a.k_blocks; ++kb) {
         mbarrier_wait(ring.empty + 8 * asked.at, asked.parity);
-        if (threadIdx.x == GROUPED_CONSUMERS) load_w(tile, kb, asked.at, Ring::w_bytes);
+        if (threadIdx.x == Shape::CONSUMERS) load_w(tile, kb, asked.at, Ring::w_bytes);
         __syncwarp();
-        const int chunk = lane % 8, byte = kb * 128 + chunk * 16;
+        const int chunk = lane % 8;
+        const bool there = kb * 128 + chunk * 16 < a.x_bytes;
 #pragma unroll
-        for (int i = 0; i < GROUPED_TOKENS / 16; ++i) {
+        for (int i = 0; i < SIXTEENS; ++i) {
           if (i * 16 >= tile.count) break;
           const int row = i * 16 + warp * 4 + lane / 8;
-          const int64_t from = __shfl_sync(0xFFFFFFFFu, start, i * 4 + lane / 8);
-          copy_async_16(ring.x(asked.at) + row * 128 + (chunk ^ row % 8) * 16, a.x + from + (byte < a.x_bytes ? byte : 0),
-                        byte < a.x_bytes);
+          const int start = __shfl_sync(0xFFFFFFFFu, starts[i / 8], i % 8 * 4 + lane / 8);
+          copy_async_16(ring.x(asked.at) + row * 128 + (chunk ^ row % 8) * 16,
+                        a.x + static_cast<int64_t>(there ? start + kb * 8 + chunk : start) * 16, there);
         }
         copies_commit();
         asked.step(a.stages);
@@ -133,10 +141,10 @@ struct GroupedExperts {
 
   // Down, one thread: the ring fills with the weight before the wait for gate-up.
   __device__ __forceinline__ void bring_blocks() const {
-    GroupedWalk walk(a, ring.places), walk_x(a, ring.places);
+    Walk walk(a, ring.places), walk_x(a, ring.places);
     auto load_x = [&](const GroupedTile& tile, int k_block, int stage) {
 #pragma unroll
-      for (int g = 0; g < GROUPED_GROUPS; ++g) {
+      for (int g = 0; g < GROUPS; ++g) {
         if (g * 64 >= tile.count) break;
         tensor_load_2d(ring.x(stage) + g * 64 * 128, &x_map, k_block * Chunk<T>::elements, tile.first + g * 64,
                        ring.full + 8 * stage, policy_evict_normal());
@@ -179,7 +187,7 @@ struct GroupedExperts {
 
   __device__ __forceinline__ void multiply() const {
     const int group = threadIdx.x / 128;
-    GroupedWalk walk(a, ring.places);
+    Walk walk(a, ring.places);
     GroupedStage stage(0);
     float sums[ROWS / 2];
     while (walk.next()) {
@@ -203,13 +211,21 @@ struct GroupedExperts {
   }
 
   __device__ __forceinline__ void sum_all(int group, GroupedStage& stage, float (&sums)[ROWS / 2]) const {
+    // Rows of an instruction. At entry 512 threads have 128 registers each, fewer than one of 256 names.
+    constexpr int TOGETHER = GROUPS == 2 ? ROWS : ROWS / 2;
     int held = -1;  // the stage whose products may still run
     for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
       mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
       const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) Wgmma<T, ROWS>::multiply(sums, x + step * 2, w + step * 2, kb + step != 0);
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int row = 0; row < ROWS; row += TOGETHER) {
+          auto& some = reinterpret_cast<float(&)[TOGETHER / 2]>(sums[row / 2]);
+          Wgmma<T, TOGETHER>::multiply(some, x + step * 2, w + row * 8 + step * 2, kb + step != 0);
+        }
+      }
       wgmma_commit();
       wgmma_wait<1>();
       if (held >= 0) release(held);
@@ -257,18 +273,18 @@ struct GroupedExperts {
   }
 };
 
-template <GroupedKind kind, bool GATED>
+template <GroupedKind kind, bool GATED, int GROUPS>
 __device__ __forceinline__ void sm90_grouped_experts(const CUtensorMap& w_map, const CUtensorMap& x_map,
                                                      const GroupedArguments& a) {
   extern __shared__ unsigned char raw[];
-  GroupedExperts<kind, GATED>(a, w_map, x_map, raw).run();
+  GroupedExperts<kind, GATED, GROUPS>(a, w_map, x_map, raw).run();
 }
 
 }  // namespace stoker
 
-#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated)                                                                \
-  extern "C" __global__ void __launch_bounds__(stoker::GROUPED_THREADS, 1)                                            \
-      name(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                      \
-           const __grid_constant__ stoker::GroupedArguments a) {                                                      \
-    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated>(w_map, x_map, a);                                  \
+#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, groups)                                                         \
+  extern "C" __global__ void __launch_bounds__(stoker::GroupedShape<groups>::THREADS, 1)                              \
+      name##_m##groups(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,          \
+                       const __grid_constant__ stoker::GroupedArguments a) {                                          \
+    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, groups>(w_map, x_map, a);                          \
   }
