@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +26,20 @@ from stoker_kernels.moe.operands import read_by_products
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
-GROUPS: dict[ExpertKind, tuple[int, ...]] = {"dense": (2, 3), "fp8_channel": (2, 3), "fp8_block": (2,)}
-"""Of 64 tokens of a tile, each multiplied by a warpgroup of its own."""
+
+
+class TokenTile(NamedTuple):
+    """How many times 64 tokens a CTA multiplies, a warpgroup each, and how many CTAs of a cluster share the weight."""
+
+    groups: int
+    cluster: int
+
+
+TILES: dict[ExpertKind, tuple[TokenTile, ...]] = {
+    "dense": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
+    "fp8_channel": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
+    "fp8_block": (TokenTile(2, 1), TokenTile(2, 2)),
+}
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 MOST_EXPERTS = 2048
 _MOST_STAGES = 4  # of 128 bytes of rows of x and of the weight
@@ -63,8 +76,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    if weights.kind not in GROUPS or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(GROUPS)}, on sm_90, not {weights.kind}"
+    if weights.kind not in TILES or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(TILES)}, on sm_90, not {weights.kind}"
     if not weights.gated:
         return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
@@ -90,9 +103,9 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
-    groups: int = 2,
+    tile: TokenTile = TILES["dense"][0],
 ) -> Tensor:
-    """`moe.experts` by these kernels, in tiles of 64 · `groups` tokens.
+    """`moe.experts` by these kernels, in tiles of so many tokens.
 
     Raises ValueError with the reason for operands that `refusal` refuses.
     """
@@ -104,7 +117,7 @@ def experts(
     reason = refusal(x, routes, weights, shared)
     if reason is not None:
         raise ValueError(f"--kernel experts=grouped {reason}")
-    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, groups=groups)
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, tile=tile)
     return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
@@ -115,7 +128,7 @@ def pair_rows(
     *,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    groups: int = 2,
+    tile: TokenTile = TILES["dense"][0],
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written.
 
@@ -128,11 +141,11 @@ def pair_rows(
     data, x_scale = read_by_products(x, weights)
     gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
     gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
-    _launch(weights, gate_up, data, groups, gated=True)
+    _launch(weights, gate_up, data, tile, gated=True)
     rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
     data, x_scale = read_by_products(inner, weights)
     down = _arguments(rows, data, x_scale, plan, weights, top_k, gated=False)
-    _launch(weights, down, data, groups, gated=False)
+    _launch(weights, down, data, tile, gated=False)
     return rows
 
 
@@ -153,25 +166,28 @@ def _arguments(
     )  # fmt: skip
 
 
-def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, groups: int, *, gated: bool) -> None:
-    device = x.device
-    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_m{groups}"
-    space, threads = shared_bytes(groups, weights.experts), 128 * (groups + 1)
+def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, tile: TokenTile, *, gated: bool) -> None:
+    device, experts = x.device, weights.experts
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_m{tile.groups}_c{tile.cluster}"
+    space, threads = shared_bytes(tile.groups, experts), 128 * (tile.groups + 1)
     chosen = cuda.kernel(STEM, ARCH, name, space, threads, device.index or 0)
-    arguments.stages = stages_of(groups, weights.experts)
+    ctas = sm_count(device)
+    if tile.cluster > 1:
+        ctas = tile.cluster * cuda.resident_clusters(chosen, tile.cluster, _SHARED_LIMIT)
+    arguments.stages = stages_of(tile.groups, experts)
     weight = weights.gate_up if gated else weights.down
-    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), gated)
+    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), ROWS // tile.cluster, gated)
     # Gate-up reads x by no map, but a kernel has two.
     x_map = w_map if gated else cuda.tensor_map(x, 64)
-    cuda.launch(chosen, sm_count(device), [w_map, x_map, arguments], device, pdl=pdl_on(device))
+    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl_on(device), cluster=tile.cluster)
 
 
 @functools.cache
 def _weight_map(
-    address: int, shape: tuple[int, int, int], element_size: int, gated: bool
+    address: int, shape: tuple[int, int, int], element_size: int, rows: int, gated: bool
 ) -> ctypes.Array[ctypes.c_char]:
-    """Of boxes of 256 rows, of gate and up by eights in turn."""
+    """Of boxes of so many rows, of gate and up by eights in turn."""
     experts, height, columns = shape
     if gated:
-        return cuda.paired_map_at(address, height, columns, element_size, ROWS, experts)
-    return cuda.tensor_map_at(address, experts * height, columns, columns, element_size, ROWS)
+        return cuda.paired_map_at(address, height, columns, element_size, rows, experts)
+    return cuda.tensor_map_at(address, experts * height, columns, columns, element_size, rows)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, quantize_experts, reference, sm90_grouped
+from stoker_kernels.moe.sm90_grouped import TILES, TokenTile
 
 CPU = torch.device("cpu")
-WAYS = [(kind, groups) for kind in KINDS for groups in sm90_grouped.GROUPS[kind]]
+WAYS = [(kind, tile) for kind in KINDS for tile in TILES[kind]]
 CASES = [
     # tokens, top_k, experts, ffn, hidden, sms, idle, spread
     (150, 2, 3, 136, 80, 2, 0.0, "any"),
@@ -49,11 +50,11 @@ def case_of(kind: ExpertKind, ffn: int, hidden: int, experts: int, *, bias: bool
     return quantize_experts(weights, kind)
 
 
-@pytest.mark.parametrize(("kind", "groups"), WAYS)
+@pytest.mark.parametrize(("kind", "tile"), WAYS)
 @pytest.mark.parametrize(("tokens", "top_k", "experts", "ffn", "hidden", "sms", "idle", "spread"), CASES)
 def test_pairs_give_the_weighted_sum(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, groups: int, tokens: int, top_k: int,
-    experts: int, ffn: int, hidden: int, sms: int, idle: float, spread: str,
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, tile: TokenTile, tokens: int,
+    top_k: int, experts: int, ffn: int, hidden: int, sms: int, idle: float, spread: str,
 ) -> None:  # fmt: skip
     seed = random.randrange(1 << 20)
     print(f"seed {seed}")
@@ -65,7 +66,7 @@ def test_pairs_give_the_weighted_sum(
     x = torch.randn(tokens, hidden + 8, generator=torch.Generator().manual_seed(seed)).bfloat16()[:, :hidden]
     routes = routes_of(tokens, top_k, experts, seed, idle, spread)
     asked = {"activation": way, "limit": 0.8}
-    found = summed(sm90_grouped.pair_rows(x, routes, weights, groups=groups, **asked), routes)  # type: ignore[arg-type]
+    found = summed(sm90_grouped.pair_rows(x, routes, weights, tile=tile, **asked), routes)  # type: ignore[arg-type]
     if kind == "dense":
         expected = mixed(x, routes.ids, routes.weights, weights, **asked)  # type: ignore[arg-type]
         torch.testing.assert_close(found, expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))

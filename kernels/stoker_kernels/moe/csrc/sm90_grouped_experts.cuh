@@ -18,18 +18,19 @@
 
 namespace stoker {
 
-template <GroupedKind kind, bool GATED, int GROUPS>
+template <GroupedKind kind, bool GATED, int GROUPS, int CLUSTER>
 struct GroupedExperts {
   using T = typename GroupedElement<kind>::type;
   static constexpr int ROWS = 256, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and of the result in a tile
   using Shape = GroupedShape<GROUPS>;
   using Ring = GroupedRing<ROWS, Shape::TOKENS>;
-  using Walk = GroupedWalk<Shape::TOKENS>;
+  using Walk = GroupedWalk<Shape::TOKENS, CLUSTER>;
+  static constexpr int SHARE = ROWS / CLUSTER;  // of the rows of the weight, that a CTA loads for its cluster
 
   const GroupedArguments& a;
   const CUtensorMap &w_map, &x_map;
   const Ring ring;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, rank = CLUSTER == 1 ? 0 : cluster_rank();
 
   __device__ __forceinline__ GroupedExperts(const GroupedArguments& arguments, const CUtensorMap& w, const CUtensorMap& x,
                                             unsigned char* raw)
@@ -42,14 +43,19 @@ struct GroupedExperts {
       tensor_map_prefetch(&x_map);
       for (int s = 0; s < a.stages; ++s) {
         mbarrier_init(ring.full + 8 * s, GATED ? 1 + 4 : 1);  // of W, and of each warp that brings rows of x
-        mbarrier_init(ring.empty + 8 * s, 4 * GROUPS);
+        mbarrier_init(ring.empty + 8 * s, 4 * GROUPS * CLUSTER);  // of each warp that multiplies
       }
       mbarrier_init_fence();
+    }
+    if (CLUSTER > 1) {
+      __syncthreads();
+      cluster_arrive();
     }
     // The plan is complete for down before the kernel before it is: gate-up lets it start only when it has waited.
     if (GATED) grid_dependency_wait();
     launch_dependents();
     find_places();
+    if (CLUSTER > 1) cluster_wait();  // the other CTA's barriers are set up
     if (producer) {
       registers_shrink<Shape::PRODUCER_REGISTERS>();
       if (GATED) {
@@ -80,12 +86,25 @@ struct GroupedExperts {
   // Asks for the rows of the weight of a k block.
   __device__ __forceinline__ void load_w(const GroupedTile& tile, int k_block, int stage, uint32_t bytes) const {
     const uint32_t full = ring.full + 8 * stage;
-    const int k = k_block * Chunk<T>::elements, row = tile.row_block * COLUMNS;
+    const int k = k_block * Chunk<T>::elements, row = tile.row_block * COLUMNS + rank * (GATED ? SHARE / 2 : SHARE);
+    const int from = tile.expert * a.rows + row;
+    const uint32_t to = ring.w(stage) + rank * SHARE * 128;
     mbarrier_arrive_expect(full, bytes);
-    if constexpr (GATED) {
-      tensor_load_4d(ring.w(stage), &w_map, k, 0, 0, (tile.expert * a.rows + row) / 8, full, policy_evict_normal());
+    if constexpr (GATED && CLUSTER == 1) {
+      tensor_load_4d(to, &w_map, k, 0, 0, from / 8, full, policy_evict_normal());
+    } else if constexpr (GATED) {
+      tensor_multicast_4d(to, &w_map, k, 0, 0, from / 8, full, 3, policy_evict_normal());
+    } else if constexpr (CLUSTER == 1) {
+      tensor_load_2d(to, &w_map, k, from, full, policy_evict_normal());
     } else {
-      tensor_load_2d(ring.w(stage), &w_map, k, tile.expert * a.rows + row, full, policy_evict_normal());
+      tensor_multicast_2d(to, &w_map, k, from, full, 3, policy_evict_normal());
+    }
+  }
+
+  // Of a cluster's CTA: waits until nobody has anything to say to it any more.
+  __device__ __forceinline__ void await_releases(GroupedStage stage) const {
+    if constexpr (CLUSTER > 1) {
+      for (int i = 0; i < a.stages; ++i, stage.step(a.stages)) mbarrier_wait(ring.empty + 8 * stage.at, stage.parity);
     }
   }
 
@@ -94,7 +113,7 @@ struct GroupedExperts {
   __device__ __forceinline__ void bring_rows() const {
     constexpr int SIXTEENS = Shape::TOKENS / 16;
     const int warp = threadIdx.x / 32 - Shape::CONSUMERS / 32;
-    Walk walk(a, ring.places);
+    Walk walk(a, ring.places, rank);
     GroupedStage asked(1), given(0);
     int ahead = 0;  // k blocks asked for and not yet handed over
     auto hand_over = [&] {
@@ -109,7 +128,7 @@ struct GroupedExperts {
 #pragma unroll
       for (int i = 0; i < (SIXTEENS + 7) / 8; ++i) {
         const int row = (i * 8 + lane / 4) * 16 + warp * 4 + lane % 4;
-        starts[i] = load_int(a.order + tile.first + min(row, tile.count - 1)) / a.top_k * (a.ld_x / 16);
+        starts[i] = load_int(a.order + tile.first + max(0, min(row, tile.count - 1))) / a.top_k * (a.ld_x / 16);
       }
       for (int kb = 0; kb < a.k_blocks; ++kb) {
         mbarrier_wait(ring.empty + 8 * asked.at, asked.parity);
@@ -137,11 +156,12 @@ struct GroupedExperts {
     }
     copies_wait<0>();
     for (; ahead > 0; --ahead) hand_over();
+    await_releases(asked);
   }
 
   // Down, one thread: the ring fills with the weight before the wait for gate-up.
   __device__ __forceinline__ void bring_blocks() const {
-    Walk walk(a, ring.places), walk_x(a, ring.places);
+    Walk walk(a, ring.places, rank), walk_x(a, ring.places, rank);
     auto load_x = [&](const GroupedTile& tile, int k_block, int stage) {
 #pragma unroll
       for (int g = 0; g < GROUPS; ++g) {
@@ -179,15 +199,20 @@ struct GroupedExperts {
       }
     }
     if (!waited) wait_and_catch_up();
+    await_releases(stage);
   }
 
   __device__ __forceinline__ void release(int stage) const {
-    if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
+    if (CLUSTER == 1) {
+      if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
+    } else if (lane < CLUSTER) {  // each CTA's producer writes to both
+      mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * stage, lane));
+    }
   }
 
   __device__ __forceinline__ void multiply() const {
     const int group = threadIdx.x / 128;
-    Walk walk(a, ring.places);
+    Walk walk(a, ring.places, rank);
     GroupedStage stage(0);
     float sums[ROWS / 2];
     while (walk.next()) {
@@ -273,18 +298,18 @@ struct GroupedExperts {
   }
 };
 
-template <GroupedKind kind, bool GATED, int GROUPS>
+template <GroupedKind kind, bool GATED, int GROUPS, int CLUSTER>
 __device__ __forceinline__ void sm90_grouped_experts(const CUtensorMap& w_map, const CUtensorMap& x_map,
                                                      const GroupedArguments& a) {
   extern __shared__ unsigned char raw[];
-  GroupedExperts<kind, GATED, GROUPS>(a, w_map, x_map, raw).run();
+  GroupedExperts<kind, GATED, GROUPS, CLUSTER>(a, w_map, x_map, raw).run();
 }
 
 }  // namespace stoker
 
-#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, groups)                                                         \
+#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, groups, cluster)                                                \
   extern "C" __global__ void __launch_bounds__(stoker::GroupedShape<groups>::THREADS, 1)                              \
-      name##_m##groups(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,          \
-                       const __grid_constant__ stoker::GroupedArguments a) {                                          \
-    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, groups>(w_map, x_map, a);                          \
+      name##_m##groups##_c##cluster(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, \
+                                    const __grid_constant__ stoker::GroupedArguments a) {                             \
+    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, groups, cluster>(w_map, x_map, a);                 \
   }
