@@ -1,4 +1,4 @@
-"""`experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
+"""`experts` on CUDA: our Hopper kernels for the fewest tokens and for many, else Triton.
 
 Invariants: which of them follows from the operands' shapes and dtypes alone.
 Does not know: which layer it serves.
@@ -6,18 +6,28 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import sm90_few
+from stoker_kernels.moe import sm90_few, sm90_grouped
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
 
 FEW_TOKENS = {"dense": 2}  # up to which the Hopper kernels are faster; one token of other kinds
+MANY_TOKENS: dict[str, float] = {"dense": math.inf}  # an expert in the mean, from which on those for many are
 
 
 def few(x: Tensor, weights: ExpertWeights) -> bool:
-    """Whether the Hopper kernels are faster for so many tokens."""
+    """Whether the Hopper kernels for few tokens are faster for so many."""
     return 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1)
+
+
+def many(routes: Routes, weights: ExpertWeights) -> bool:
+    """Whether the Hopper kernels for many tokens are faster for so many choices."""
+    if routes.plan is None or weights.kind not in MANY_TOKENS:
+        return False
+    return sm90_grouped.tokens_an_expert(routes) >= MANY_TOKENS[weights.kind]
 
 
 def experts(
@@ -38,6 +48,10 @@ def experts(
     if few(x, weights) and sm90_few.refusal(x, routes, weights, shared) is None:
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
+        )
+    if many(routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
+        return sm90_grouped.experts(
+            x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
         )
     return triton_experts.experts(
         x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,12 @@ TILES: dict[ExpertKind, tuple[TokenTile, ...]] = {
     "fp8_channel": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
     "fp8_block": (TokenTile(2, 1), TokenTile(2, 2)),
 }
+_FASTEST: dict[ExpertKind, tuple[tuple[float, TokenTile], ...]] = {
+    "dense": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
+    "fp8_channel": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
+    "fp8_block": ((math.inf, TokenTile(2, 1)),),
+}
+"""Up to how many tokens an expert in the mean each is, as measured (LAB.md)."""
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 MOST_EXPERTS = 2048
 _MOST_STAGES = 4  # of 128 bytes of rows of x and of the weight
@@ -55,6 +62,17 @@ class GroupedArguments(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("clamped", "num_tiles", "experts", "top_k", "n", "rows")),
         *((name, ctypes.c_int) for name in ("row_blocks", "k_blocks", "stages", "x_bytes", "ld_x")),
     ]
+
+
+def tokens_an_expert(routes: Routes) -> float:
+    """In the mean; `routes` has a plan."""
+    assert routes.plan is not None
+    return routes.ids.numel() / routes.plan.experts
+
+
+def tile_of(kind: ExpertKind, tokens: float) -> TokenTile:
+    """The fastest tile for so many tokens an expert."""
+    return next(tile for most, tile in _FASTEST[kind] if tokens <= most)
 
 
 def stage_bytes(groups: int) -> int:
@@ -103,12 +121,8 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
-    tile: TokenTile = TILES["dense"][0],
 ) -> Tensor:
-    """`moe.experts` by these kernels, in tiles of so many tokens.
-
-    Raises ValueError with the reason for operands that `refusal` refuses.
-    """
+    """`moe.experts` by these kernels. Raises ValueError with the reason for operands that `refusal` refuses."""
     from stoker_kernels.moe import triton_experts
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -117,7 +131,8 @@ def experts(
     reason = refusal(x, routes, weights, shared)
     if reason is not None:
         raise ValueError(f"--kernel experts=grouped {reason}")
-    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, tile=tile)
+    tile = tile_of(weights.kind, tokens_an_expert(routes))
+    rows = pair_rows(x, routes, weights, tile, activation=activation, limit=limit)
     return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
@@ -125,10 +140,10 @@ def pair_rows(
     x: Tensor,
     routes: Routes,
     weights: ExpertWeights,
+    tile: TokenTile,
     *,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    tile: TokenTile = TILES["dense"][0],
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written.
 

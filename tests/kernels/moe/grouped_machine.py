@@ -65,7 +65,7 @@ class Machine:
         self.library.grouped_experts(*kernel.handle, cluster, grid, self.seed, *given_all)
 
 
-def plan_of(ids: Tensor, spare: random.Random) -> Plan:
+def plan_of(ids: Tensor, experts: int, spare: random.Random) -> Plan:
     """The order of pairs by expert and tiles of up to a random number of tokens, with empty ones between them."""
     flat, most = ids.flatten().tolist(), spare.choice([3, 16, 50, 128])
     pairs = sorted((expert, pair) for pair, expert in enumerate(flat) if expert >= 0)
@@ -74,12 +74,12 @@ def plan_of(ids: Tensor, spare: random.Random) -> Plan:
         if tiles and tiles[-1][0] == expert and place - tiles[-1][1] < most and tiles[-1][2] == place:
             tiles[-1][2] = place + 1
             continue
-        tiles += [[spare.randrange(int(ids.max()) + 1), place, place]] * spare.randrange(3)
+        tiles += [[spare.randrange(experts), place, place]] * spare.randrange(3)
         tiles.append([expert, place, place + 1])
     tiles += [[0, 0, 0]] * (1 + spare.randrange(40))
     order = torch.full((ids.numel(),), 2**20, dtype=torch.int32)
     order[: len(pairs)] = torch.tensor([pair for _, pair in pairs], dtype=torch.int32)
-    return Plan(order, torch.tensor(tiles, dtype=torch.int32), most)
+    return Plan(order, torch.tensor(tiles, dtype=torch.int32), most, experts)
 
 
 def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float, spread: str) -> Routes:
@@ -95,4 +95,4 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float, spr
         ids.append([-1 if drawn.random() < idle else each for each in chosen])
     weights = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(seed)) + 0.1
     made = torch.tensor(ids, dtype=torch.int32)
-    return Routes(made, weights, plan_of(made, drawn))
+    return Routes(made, weights, plan_of(made, experts, drawn))

@@ -32,7 +32,7 @@ def _chained(device: torch.device) -> Iterator[None]:
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
     experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, tile: TokenTile,
-    device: torch.device,
+    device: torch.device, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Twenty in a graph that overlap, with equal bits: a stage that is read too early would show. `skew` sends most
     tokens to the last experts."""
@@ -42,11 +42,12 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
     asked = {"activation": "clamped", "limit": 7.0, "shared": shared}
     outs = [torch.empty_like(x) for _ in range(20)]
-    sm90_grouped.experts(x, routes, weights, out=outs[0], tile=tile, **asked)
+    monkeypatch.setattr(sm90_grouped, "tile_of", lambda *_: tile)
+    sm90_grouped.experts(x, routes, weights, out=outs[0], **asked)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         for out in outs:
-            sm90_grouped.experts(x, routes, weights, out=out, tile=tile, **asked)
+            sm90_grouped.experts(x, routes, weights, out=out, **asked)
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()

@@ -66,7 +66,7 @@ def test_pairs_give_the_weighted_sum(
     x = torch.randn(tokens, hidden + 8, generator=torch.Generator().manual_seed(seed)).bfloat16()[:, :hidden]
     routes = routes_of(tokens, top_k, experts, seed, idle, spread)
     asked = {"activation": way, "limit": 0.8}
-    found = summed(sm90_grouped.pair_rows(x, routes, weights, tile=tile, **asked), routes)  # type: ignore[arg-type]
+    found = summed(sm90_grouped.pair_rows(x, routes, weights, tile, **asked), routes)  # type: ignore[arg-type]
     if kind == "dense":
         expected = mixed(x, routes.ids, routes.weights, weights, **asked)  # type: ignore[arg-type]
         torch.testing.assert_close(found, expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))
@@ -86,9 +86,9 @@ def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkey
         order = torch.randperm(190, generator=torch.Generator().manual_seed(seed))[: 190 - 70 * seed]
         Machine(library, monkeypatch, 3, seed, len(order), 2 * len(order))
         ids = routes.ids[order]
-        moved = Routes(ids, routes.weights[order], plan_of(ids, random.Random(seed)))
-        rows = sm90_grouped.pair_rows(x[order].contiguous(), moved, weights).view(len(order), 2, -1)
-        outs.append(dict(zip(order.tolist(), rows, strict=True)))
+        moved = Routes(ids, routes.weights[order], plan_of(ids, 3, random.Random(seed)))
+        rows = sm90_grouped.pair_rows(x[order].contiguous(), moved, weights, TokenTile(2 + seed, 1 + seed))
+        outs.append(dict(zip(order.tolist(), rows.view(len(order), 2, -1), strict=True)))
     assert all(torch.equal(outs[0][token], rows) for token, rows in outs[1].items())
 
 
