@@ -28,17 +28,9 @@ from torch import Tensor
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
 from stoker_kernels.launch.dispatch import pin, unpin
-from stoker_kernels.moe import (
-    ExpertKind,
-    ExpertWeights,
-    Routing,
-    choose,
-    mixture,
-    quantize_experts,
-    route,
-    sm90_few,
-)
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, choose, mixture, quantize_experts, route
 from stoker_kernels.moe.bench import LAYERS, random_experts
+from stoker_kernels.moe.hopper import sm90_few
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 

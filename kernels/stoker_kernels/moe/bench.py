@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import random
 import statistics
 import sys
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.moe import choose, reference, triton_experts, triton_route
+from stoker_kernels.moe.hopper import sm90_grouped
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights, Routes, Routing, quantize_experts
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
@@ -40,7 +42,8 @@ BOUNDS = dict.fromkeys(KINDS, 8e-3) | {"fp8_channel": 6e-2, "fp8_block": 6e-2, "
 class Row:
     """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations.
 
-    The experts are timed as they are chosen, and as Triton's kernels alone do them.
+    The experts are timed as they are chosen, as Triton's kernels alone do them, and as the Hopper kernels for many
+    tokens do, NaN where these do not take them.
     """
 
     layer: str
@@ -51,6 +54,7 @@ class Row:
     two_kernels_us: float
     experts_us: float
     triton_us: float
+    grouped_us: float
     us: float
     limit_us: float
 
@@ -84,7 +88,10 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         if kind == "dense":
             wide = ExpertWeights(weights.gate_up.float(), weights.down.float())
         exact = reference.experts(x.float(), found, wide)
-        for way in (choose, triton_experts):
+        ways = [choose, triton_experts]
+        if sm90_grouped.refusal(x, found, weights, None) is None:
+            ways.append(sm90_grouped)
+        for way in ways:
             error = float((way.experts(x, found, weights).float() - exact).norm() / exact.norm())
             if not error < BOUNDS[kind]:
                 complaints.append(f"{what}, {way.__name__}: error {error:.2e}")
@@ -135,19 +142,23 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     def by_triton(i: int) -> Tensor:
         return triton_experts.experts(xs[i % SETS], plans[i % SETS], weights)
 
+    def grouped(i: int) -> Tensor:
+        return sm90_grouped.experts(xs[i % SETS], plans[i % SETS], weights)
+
+    taken = sm90_grouped.refusal(xs[0], plans[0], weights, None) is None
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized or weights.takes_int8 else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
         layer, weights.kind, tokens, distinct, timed(routed), timed(by_two), timed(chosen), timed(by_triton),
-        timed(whole), limit,
+        timed(grouped) if taken else math.nan, timed(whole), limit,
     )  # fmt: skip
 
 
 def described(row: Row) -> str:
     """A row as it is printed."""
-    experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f})"
+    experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f}, grouped {row.grouped_us:8.1f})"
     parts = f"route {row.route_us:6.1f} (Triton {row.two_kernels_us:6.1f}), {experts}, all {row.us:8.1f} µs"
     share = f"limit {row.limit_us:8.1f} ({row.limit_us / row.us:.0%})"
     return f"{row.layer:14} {row.kind:12} {row.tokens:5} tokens, {row.distinct:6.1f} experts: {parts}, {share}"

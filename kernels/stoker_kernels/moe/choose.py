@@ -1,4 +1,4 @@
-"""`route` and `experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
+"""`route` and `experts` on CUDA: our Hopper kernels for the fewest tokens and for many, else Triton.
 
 Invariants: which of them follows from the operands' shapes and dtypes alone.
 Does not know: which layer it serves.
@@ -6,20 +6,22 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import sm90_few
-from stoker_kernels.moe.hopper import sm90_route
+from stoker_kernels.moe.hopper import sm90_few, sm90_grouped, sm90_route
 from stoker_kernels.moe.tiles import in_one_program
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 
 FEW_TOKENS = 2  # up to which the Hopper kernels are faster
+MANY_TOKENS: dict[str, float] = {"dense": math.inf}  # an expert in the mean, from which on those for many are
 ONE_LAUNCH = range(1, sm90_route.MOST_TOKENS + 1)  # tokens that one CTA chooses for faster than two kernels
 
 
 def few(x: Tensor) -> bool:
-    """Whether the Hopper kernels are faster for so many tokens."""
+    """Whether the Hopper kernels for few tokens are faster for so many."""
     return 0 < x.shape[0] <= FEW_TOKENS
 
 
@@ -41,6 +43,13 @@ def route(
     return chosen(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
 
 
+def many(routes: Routes, weights: ExpertWeights) -> bool:
+    """Whether the Hopper kernels for many tokens are faster for so many choices."""
+    if routes.plan is None or weights.kind not in MANY_TOKENS:
+        return False
+    return sm90_grouped.tokens_an_expert(routes) >= MANY_TOKENS[weights.kind]
+
+
 def experts(
     x: Tensor,
     routes: Routes,
@@ -59,6 +68,10 @@ def experts(
     if few(x) and sm90_few.refusal(x, routes, weights, shared) is None:
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
+        )
+    if many(routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
+        return sm90_grouped.experts(
+            x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
         )
     return triton_experts.experts(
         x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import select
-from stoker_kernels.moe import choose, op, sm90_few
+from stoker_kernels.moe import choose, op
+from stoker_kernels.moe.hopper import sm90_few
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch import cpu_dot
+from stoker_kernels.launch import cpu_dot, cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import (
     Target,
     cpu_supports,
@@ -35,8 +36,19 @@ for _name, _path, _supports in (
 ):
     register("keep_experts", _name, f"stoker_kernels.moe.{_path}:keep_experts", _supports, invariant=True)
 _STORED = (FP8, torch.uint8, torch.int8)
+
+
+def _grouped_support(target: Target) -> str | None:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
+        return "needs sm_90"
+    if target.dtype not in (torch.bfloat16, FP8):
+        return "takes bfloat16, float8_e4m3fn"
+    return cuda.missing_cubin("sm90_grouped_experts", "sm_90a")
+
+
 register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, *_STORED))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, *_STORED))
+register("experts", "grouped", "stoker_kernels.moe.hopper.sm90_grouped:experts", _grouped_support)
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
 register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(torch.bfloat16, FP8, min_sm=90))
 register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)

@@ -50,4 +50,4 @@ def keep_experts(routes: Routes, first: int, count: int) -> Routes:
             routes.ids, plan.tiles, ids, tiles, pairs, most, first, count, BLOCK=BLOCK, num_warps=WARPS,
             **launch_options(ids.device),
         )  # fmt: skip
-    return Routes(ids, routes.weights, Plan(plan.order, tiles, plan.tokens))
+    return Routes(ids, routes.weights, Plan(plan.order, tiles, plan.tokens, plan.experts))

@@ -214,7 +214,7 @@ def choose(
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     order = torch.empty(tokens * top_k, dtype=torch.int32, device=device)
     tiles = torch.empty((most, 3), dtype=torch.int32, device=device)
-    plan = Plan(order, tiles, sizes.tile)
+    plan = Plan(order, tiles, sizes.tile, num_experts)
     if tokens == 0:
         return Routes(ids, weights, plan)
     route_kernel[(triton.cdiv(tokens, rows),)](

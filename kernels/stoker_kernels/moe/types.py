@@ -68,11 +68,13 @@ class Plan:
 
     order: [T·K] int32, the pair `token · K + choice` at each sorted position; pairs of no expert are left out.
     tiles: [n, 3] int32: expert, first and end of its sorted positions, at most `tokens` of them; none in unused ones.
+    experts: among how many was chosen; a rank's plan has tiles of its own alone.
     """
 
     order: Tensor
     tiles: Tensor
     tokens: int
+    experts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,14 +206,13 @@ def gains(config: EngineConfig, cases: Sequence[tuple[str, Sequence[Prompt]]], o
     rounds = [prompts for _, prompts in cases]
     off = outputs_of(replace(config, speculative_config=""), rounds, output_len)
     on = outputs_of(config, rounds, output_len)
-    return [
-        Gain(
-            len(prompts), kind, len(prompts) * output_len / without.seconds, len(prompts) * output_len / drafted.seconds,
-            drafted.offered, drafted.accepted,
-            sum(a == b for a, b in zip(without.outputs, drafted.outputs, strict=True)),
-        )
-        for (kind, prompts), without, drafted in zip(cases, off, on, strict=True)
-    ]  # fmt: skip
+    found = []
+    for (kind, prompts), without, drafted in zip(cases, off, on, strict=True):
+        tokens = len(prompts) * output_len
+        same = sum(a == b for a, b in zip(without.outputs, drafted.outputs, strict=True))
+        rates = (tokens / without.seconds, tokens / drafted.seconds)
+        found.append(Gain(len(prompts), kind, *rates, drafted.offered, drafted.accepted, same))
+    return found
 
 
 def flags() -> argparse.ArgumentParser:
@@ -240,7 +239,7 @@ def main(argv: list[str]) -> int:
         found = costs(executor, ns, min(args.input_len, 128), min(args.output_len, 128))
         executor.close()
         for cost in found:
-            print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain ones", flush=True)
+            print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain", flush=True)
         cases = [(RANDOM, random_prompts(n, args.input_len, vocab, n)) for n in ns]
         if args.model:
             tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)

@@ -13,6 +13,7 @@
 
 struct Index { unsigned x; };
 struct int4 { int x, y, z, w; };
+struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };

@@ -32,9 +32,30 @@ inline void copy_async_16(void* to, const void* from, bool there) {
   const emulator::Copy copy{to, from, there};
   emulator::pick() % 2 ? copy.land() : emulator::fiber->copies.push_back(copy);
 }
+inline void copy_async_16(uint32_t to, const void* from, bool there) {
+  copy_async_16(emulator::shared(to), from, there);
+}
+inline void land_copies(size_t count) {
+  auto& copies = emulator::fiber->copies;
+  for (size_t i = 0; i < count; ++i) copies[i].land();
+  copies.erase(copies.begin(), copies.begin() + count);
+}
 inline void copies_wait() {
-  for (const emulator::Copy& copy : emulator::fiber->copies) copy.land();
-  emulator::fiber->copies.clear();
+  land_copies(emulator::fiber->copies.size());
+  emulator::fiber->copy_groups.clear();
+}
+inline void copies_commit() {
+  auto& groups = emulator::fiber->copy_groups;
+  size_t before = 0;
+  for (const size_t each : groups) before += each;
+  groups.push_back(emulator::fiber->copies.size() - before);
+}
+template <int pending> void copies_wait() {
+  auto& groups = emulator::fiber->copy_groups;
+  while (groups.size() > static_cast<size_t>(pending)) {
+    land_copies(groups.front());
+    groups.erase(groups.begin());
+  }
 }
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}

@@ -39,6 +39,16 @@ inline unsigned atomicOr(unsigned* p, unsigned value) {
   *p |= value;
   return old;
 }
+inline int atomicMin(int* p, int value) {
+  const int old = *p;
+  *p = min(old, value);
+  return old;
+}
+inline int atomicMax(int* p, int value) {
+  const int old = *p;
+  *p = max(old, value);
+  return old;
+}
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ballot_sync(unsigned, bool x) {

@@ -10,7 +10,7 @@ import pytest
 from tests.kernels.emulator.build import compile_emulated, tensor_map
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.moe import sm90_few
+from stoker_kernels.moe.hopper import sm90_few
 
 KINDS = ["dense", "fp8_channel", "fp8_block"]
 SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_choice.cuh", "few_products.cuh", "few_rows.cuh")

@@ -13,8 +13,8 @@ from tests.kernels.moe.test_sm90_few_choice import KINDS_OF_LOGITS, WAYS, drawn
 
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
-from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, quantize_experts, reference, sm90_few, triton_route
-from stoker_kernels.moe.hopper import sm90_route
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, quantize_experts, reference, triton_route
+from stoker_kernels.moe.hopper import sm90_few, sm90_route
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 

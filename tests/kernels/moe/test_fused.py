@@ -12,17 +12,8 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import pin, unpin
-from stoker_kernels.moe import (
-    ExpertWeights,
-    Routing,
-    choose,
-    experts,
-    fused,
-    mixture,
-    op,
-    route,
-    sm90_few,
-)
+from stoker_kernels.moe import ExpertWeights, Routing, choose, experts, fused, mixture, op, route
+from stoker_kernels.moe.hopper import sm90_few
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,8 @@ from tests.kernels.moe.oracle import mixed, random_experts
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
+from stoker_kernels.moe import Plan, Routes, quantize_experts, reference
+from stoker_kernels.moe.hopper import sm90_few
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return compiled_kernels(tmp_path_factory.mktemp("emulator"))
 
 
-def plan_of(ids: Tensor, spare: random.Random) -> Plan:
+def plan_of(ids: Tensor, experts: int, spare: random.Random) -> Plan:
     """The order of pairs by expert and the experts' tiles, with empty ones between them."""
     flat = ids.flatten().tolist()
     pairs = sorted((expert, pair) for pair, expert in enumerate(flat) if expert >= 0)
@@ -41,7 +42,7 @@ def plan_of(ids: Tensor, spare: random.Random) -> Plan:
     tiles += [[0, 0, 0]] * (1 + spare.randrange(40))
     order = torch.full((ids.numel(),), 2**20, dtype=torch.int32)
     order[: len(pairs)] = torch.tensor([pair for _, pair in pairs], dtype=torch.int32)
-    return Plan(order, torch.tensor(tiles, dtype=torch.int32), sm90_few.MOST_TOKENS)
+    return Plan(order, torch.tensor(tiles, dtype=torch.int32), sm90_few.MOST_TOKENS, experts)
 
 
 def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> Routes:
@@ -51,7 +52,7 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> 
             for each in drawn.sample(range(experts), top_k)] for _ in range(tokens)]  # fmt: skip
     weights = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(seed)) + 0.1
     chosen = torch.tensor(ids, dtype=torch.int32)
-    return Routes(chosen, weights, plan_of(chosen, drawn))
+    return Routes(chosen, weights, plan_of(chosen, experts, drawn))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +119,7 @@ def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkey
     for seed, order in enumerate([[0, 1, 2, 3, 4], [3, 1, 4, 0, 2]]):
         Machine(library, monkeypatch, 3, seed)
         ids = routes.ids[order]
-        moved = Routes(ids, routes.weights[order].contiguous(), plan_of(ids, random.Random(seed)))
+        moved = Routes(ids, routes.weights[order].contiguous(), plan_of(ids, 6, random.Random(seed)))
         out = torch.empty_like(x)
         sm90_few.experts(x[order].contiguous(), moved, weights, out)
         outs.append(out[torch.tensor(order).argsort()])

@@ -17,7 +17,8 @@ from tests.kernels.moe.routings import ROUTINGS
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.moe import ExpertWeights, Routing, quantize_experts, reference, sm90_few
+from stoker_kernels.moe import ExpertWeights, Routing, quantize_experts, reference
+from stoker_kernels.moe.hopper import sm90_few
 
 CPU = torch.device("cpu")
 KINDS_OF_LOGITS = ["any", "coarse", "zeros", "saturated", "equal", "half of them", "two numbers"]

@@ -17,6 +17,7 @@
 
 #include "gemm_epilogue.cuh"
 #include "sm90_chunk.cuh"
+#include "store_eights.cuh"
 #include "wgmma.cuh"
 
 namespace stoker {
@@ -124,44 +125,6 @@ struct WideProducer {
   }
 };
 
-// The quad's 4 × 4 words transposed: afterwards v[i] of lane q is what v[q] of lane i was.
-__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
-  const int q = threadIdx.x % 4;
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-      const bool upper = q & bit;
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + bit], bit);
-      if (upper) {
-        v[i] = got;
-      } else {
-        v[i + bit] = got;
-      }
-    }
-  }
-}
-
-// Stores `COUNT` eights of columns of one token; word(i) gives this lane's two columns of eight i. 16 bytes a lane.
-template <int COUNT, typename Word>
-__device__ __forceinline__ void store_eights(const WideArguments& g, int token, int column, Word word) {
-  const int q = threadIdx.x % 4;
-  __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
-#pragma unroll
-  for (int i = 0; i + 4 <= COUNT; i += 4) {
-    uint32_t v[4] = {word(i), word(i + 1), word(i + 2), word(i + 3)};
-    transpose_quad(v);
-    const int at = column + (i + q) * 8;
-    if (token < g.m && at < g.n) *reinterpret_cast<uint4*>(row + at) = make_uint4(v[0], v[1], v[2], v[3]);
-  }
-#pragma unroll
-  for (int i = COUNT / 4 * 4; i < COUNT; ++i) {
-    const int at = column + i * 8 + 2 * q;
-    if (token < g.m && at < g.n) *reinterpret_cast<uint32_t*>(row + at) = word(i);
-  }
-}
-
 // The first of a consumer thread's two tokens; the other is 8 further.
 template <int HALF>
 __device__ __forceinline__ int token_of(const WideTile<HALF>& tile) {
@@ -222,15 +185,18 @@ __device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTil
 template <int HALF, bool GATED>
 __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
                                            const float (&sums)[HALF]) {
-  const int token = token_of(tile);
+  const int first = token_of(tile);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
+    const int token = first + 8 * h;
     const float* of = sums + 2 * h;
+    __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
     if constexpr (GATED) {
-      store_eights<HALF / 8>(g, token + 8 * h, tile.row / 2,
+      store_eights<HALF / 8>(row, token < g.m, tile.row / 2, g.n,
                              [&](int i) { return silu_times(of + 8 * i, of + 8 * i + 4); });
     } else {
-      store_eights<HALF / 4>(g, token + 8 * h, tile.row, [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
+      store_eights<HALF / 4>(row, token < g.m, tile.row, g.n,
+                             [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
   }
 }

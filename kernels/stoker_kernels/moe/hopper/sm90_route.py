@@ -16,7 +16,7 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_of
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.sm90_few import ARCH, MOST_EXPERTS, FewArguments, choice_refusal, fill_choice
+from stoker_kernels.moe.hopper.sm90_few import ARCH, MOST_EXPERTS, FewArguments, choice_refusal, fill_choice
 from stoker_kernels.moe.tiles import plan_sizes
 from stoker_kernels.moe.types import Plan, Routes, Routing
 
@@ -79,6 +79,7 @@ def route(
             torch.empty(tokens * top_k, dtype=torch.int32, device=device),
             torch.empty((sizes.most, 3), dtype=torch.int32, device=device),
             sizes.tile,
+            experts,
         ),
     )
     choice = FewArguments(tokens=tokens, top_k=top_k)

@@ -1,0 +1,208 @@
+"""Experts for many tokens on Hopper, where operations are the limit, or the bytes of all experts: host side of
+csrc/sm90_grouped_experts.
+
+Three launches: gate-up with its activation, which reads rows of x where the tokens are; down, each pair's row at its
+place; the weighted sum of `triton_experts`. Activations of experts in FP8 are quantized by kernels of their own. CTAs
+find their tiles on the device from the plan, whatever number of tokens its own tiles hold.
+Invariants: a launch never synchronises and can be captured after one launch of its kind; a token's bits depend on its
+own row and choices alone.
+Does not know: for how many tokens other kernels are faster (`choose`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
+from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.moe.operands import read_by_products
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
+
+STEM, ARCH = "sm90_grouped_experts", "sm_90a"
+
+
+class TokenTile(NamedTuple):
+    """How many times 64 tokens a CTA multiplies, a warpgroup each, and how many CTAs of a cluster share the weight."""
+
+    groups: int
+    cluster: int
+
+
+TILES: dict[ExpertKind, tuple[TokenTile, ...]] = {
+    "dense": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
+    "fp8_channel": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
+    "fp8_block": (TokenTile(2, 1), TokenTile(2, 2)),
+}
+_FASTEST: dict[ExpertKind, tuple[tuple[float, TokenTile], ...]] = {
+    "dense": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
+    "fp8_channel": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
+    "fp8_block": ((math.inf, TokenTile(2, 1)),),
+}
+"""Up to how many tokens an expert in the mean each is, as measured (LAB.md)."""
+ROWS = 256  # of a weight in a tile: of gate and of up half as many each
+MOST_EXPERTS = 2048
+_MOST_STAGES = 4  # of 128 bytes of rows of x and of the weight
+_SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
+
+
+class GroupedArguments(ctypes.Structure):
+    """GroupedArguments of csrc/grouped_arguments.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "w_scale", "x_scale", "order", "tiles")),
+        *((name, ctypes.c_float) for name in ("limit", "slope")),
+        *((name, ctypes.c_int) for name in ("clamped", "num_tiles", "experts", "top_k", "n", "rows")),
+        *((name, ctypes.c_int) for name in ("row_blocks", "k_blocks", "stages", "x_bytes", "ld_x")),
+    ]
+
+
+def tokens_an_expert(routes: Routes) -> float:
+    """In the mean; `routes` has a plan."""
+    assert routes.plan is not None
+    return routes.ids.numel() / routes.plan.experts
+
+
+def tile_of(kind: ExpertKind, tokens: float) -> TokenTile:
+    """The fastest tile for so many tokens an expert."""
+    return next(tile for most, tile in _FASTEST[kind] if tokens <= most)
+
+
+def stage_bytes(groups: int) -> int:
+    """128 bytes of K of the weight and of tokens, and two barriers."""
+    return (ROWS + 64 * groups) * 128 + 16
+
+
+def stages_of(groups: int, experts: int) -> int:
+    """Stages that fit beside the experts' places."""
+    return min(_MOST_STAGES, (_SHARED_LIMIT - 1024 - 8 * experts) // stage_bytes(groups))
+
+
+def shared_bytes(groups: int, experts: int) -> int:
+    """Dynamic shared memory: the ring on a multiple of 1024 bytes, its barriers, the experts' places."""
+    return 1024 + stages_of(groups, experts) * stage_bytes(groups) + 8 * experts
+
+
+def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
+    """None where `experts` takes these operands, else why not."""
+    if routes.plan is None:
+        return "reads the plan of route on CUDA: --kernel route=reference has none"
+    if weights.kind not in TILES or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(TILES)}, on sm_90, not {weights.kind}"
+    if not weights.gated:
+        return "takes experts with a gate"
+    floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
+    if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
+        return f"takes bfloat16 throughout, not {sorted(map(str, floats | {weights.down.dtype}))}"
+    matrices = (weights.gate_up, weights.down)
+    if weights.ffn % 8 or any(each.shape[2] * each.element_size() % 16 for each in matrices):
+        return f"rows of {weights.ffn} and {weights.hidden} numbers do not start on multiples of 16 bytes"
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
+        return "rows of x have to be contiguous and start on multiples of 16 bytes"
+    if weights.experts > MOST_EXPERTS:
+        return f"{weights.experts} experts are more than {MOST_EXPERTS}"
+    return cuda.missing_cubin(STEM, ARCH)
+
+
+def experts(
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`moe.experts` by these kernels. Raises ValueError with the reason for operands that `refusal` refuses."""
+    from stoker_kernels.moe import triton_experts
+
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if x.shape[0] == 0:
+        return y
+    reason = refusal(x, routes, weights, shared)
+    if reason is not None:
+        raise ValueError(f"--kernel experts=grouped {reason}")
+    tile = tile_of(weights.kind, tokens_an_expert(routes))
+    rows = pair_rows(x, routes, weights, tile, activation=activation, limit=limit)
+    return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
+
+
+def pair_rows(
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    tile: TokenTile,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+) -> Tensor:
+    """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written.
+
+    For operands that `refusal` accepts. Raises CubinMissing.
+    """
+    plan, ffn, hidden, device = routes.plan, weights.ffn, weights.hidden, x.device
+    assert plan is not None
+    pairs, top_k = plan.order.shape[0], routes.ids.shape[1]
+    inner = torch.empty((pairs, ffn), dtype=x.dtype, device=device)
+    data, x_scale = read_by_products(x, weights)
+    gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
+    gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
+    _launch(weights, gate_up, data, tile, gated=True)
+    rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
+    data, x_scale = read_by_products(inner, weights)
+    down = _arguments(rows, data, x_scale, plan, weights, top_k, gated=False)
+    _launch(weights, down, data, tile, gated=False)
+    return rows
+
+
+def _arguments(
+    out: Tensor, x: Tensor, x_scale: Tensor | None, plan: Plan, weights: ExpertWeights, top_k: int, *, gated: bool
+) -> GroupedArguments:
+    weight = weights.gate_up if gated else weights.down
+    bias, w_scale = (
+        (weights.gate_up_bias, weights.gate_up_scale) if gated else (weights.down_bias, weights.down_scale)
+    )
+    size, columns = x.element_size(), weight.shape[2]
+    return GroupedArguments(
+        out=out.data_ptr(), x=x.data_ptr(), bias=cuda.address_of(bias), w_scale=cuda.address_of(w_scale),
+        x_scale=cuda.address_of(x_scale), order=plan.order.data_ptr(), tiles=plan.tiles.data_ptr(),
+        slope=CLAMPED_SLOPE, num_tiles=plan.tiles.shape[0], experts=weights.experts, top_k=top_k, n=out.shape[1],
+        rows=weight.shape[1], row_blocks=-(-weight.shape[1] // ROWS), k_blocks=-(-columns * size // 128),
+        x_bytes=columns * size, ld_x=x.stride(0) * size,
+    )  # fmt: skip
+
+
+def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, tile: TokenTile, *, gated: bool) -> None:
+    device, experts = x.device, weights.experts
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_m{tile.groups}_c{tile.cluster}"
+    space, threads = shared_bytes(tile.groups, experts), 128 * (tile.groups + 1)
+    chosen = cuda.kernel(STEM, ARCH, name, space, threads, device.index or 0)
+    ctas = sm_count(device)
+    if tile.cluster > 1:
+        ctas = tile.cluster * cuda.resident_clusters(chosen, tile.cluster, _SHARED_LIMIT)
+    arguments.stages = stages_of(tile.groups, experts)
+    weight = weights.gate_up if gated else weights.down
+    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), ROWS // tile.cluster, gated)
+    # Gate-up reads x by no map, but a kernel has two.
+    x_map = w_map if gated else cuda.tensor_map(x, 64)
+    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl_on(device), cluster=tile.cluster)
+
+
+@functools.cache
+def _weight_map(
+    address: int, shape: tuple[int, int, int], element_size: int, rows: int, gated: bool
+) -> ctypes.Array[ctypes.c_char]:
+    """Of boxes of so many rows, of gate and up by eights in turn."""
+    experts, height, columns = shape
+    if gated:
+        return cuda.paired_map_at(address, height, columns, element_size, rows, experts)
+    return cuda.tensor_map_at(address, experts * height, columns, columns, element_size, rows)

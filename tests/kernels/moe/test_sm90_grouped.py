@@ -1,0 +1,113 @@
+"""The kernels of csrc/sm90_grouped_experts.cuh, run on the CPU by `emulator/`, against plain loops in fp64.
+
+Shapes stand in no table: rows and columns that fill no tile and no box, experts without tokens, one that has all, tiles
+of a plan of any number of tokens, and empty ones among them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.kernels.moe.grouped_machine import KINDS, Machine, compiled_kernels, plan_of, routes_of
+from tests.kernels.moe.oracle import mixed, random_experts
+from torch import Tensor
+
+from stoker_kernels.launch import cuda
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, quantize_experts, reference
+from stoker_kernels.moe.hopper import sm90_grouped
+from stoker_kernels.moe.hopper.sm90_grouped import TILES, TokenTile
+
+CPU = torch.device("cpu")
+WAYS = [(kind, tile) for kind in KINDS for tile in TILES[kind]]
+CASES = [
+    # tokens, top_k, experts, ffn, hidden, sms, idle, spread
+    (150, 2, 3, 136, 80, 2, 0.0, "any"),
+    (201, 1, 4, 40, 272, 3, 0.0, "one"),
+    (70, 3, 5, 304, 144, 5, 0.25, "any"),
+    (33, 2, 9, 24, 592, 1, 0.5, "some"),
+    (300, 1, 2, 160, 48, 7, 0.1, "any"),
+    (1, 2, 6, 88, 528, 4, 0.0, "any"),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compiled_kernels(tmp_path_factory.mktemp("emulator"))
+
+
+def summed(rows: Tensor, routes: Routes) -> Tensor:
+    """The weighted sum of each token's rows, in fp64; those of no expert are anything."""
+    each = rows.double().view(*routes.ids.shape, -1)
+    chosen = (routes.ids >= 0)[..., None]
+    return torch.where(chosen, each * routes.weights.double()[..., None], 0.0).sum(1)
+
+
+def case_of(kind: ExpertKind, ffn: int, hidden: int, experts: int, *, bias: bool, seed: int) -> ExpertWeights:
+    weights = random_experts(experts, ffn, hidden, torch.bfloat16, CPU, bias=bias, seed=seed)
+    return quantize_experts(weights, kind)
+
+
+@pytest.mark.parametrize(("kind", "tile"), WAYS)
+@pytest.mark.parametrize(("tokens", "top_k", "experts", "ffn", "hidden", "sms", "idle", "spread"), CASES)
+def test_pairs_give_the_weighted_sum(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, tile: TokenTile, tokens: int,
+    top_k: int, experts: int, ffn: int, hidden: int, sms: int, idle: float, spread: str,
+) -> None:  # fmt: skip
+    seed = random.randrange(1 << 20)
+    print(f"seed {seed}")
+    unit = 8 if kind == "dense" else 16
+    ffn, hidden = -(-ffn // unit) * unit, -(-hidden // unit) * unit
+    way = "clamped" if tokens % 2 else "silu"
+    weights = case_of(kind, ffn, hidden, experts, bias=tokens % 3 == 0, seed=seed)
+    Machine(library, monkeypatch, sms, seed, tokens, tokens * top_k)
+    x = torch.randn(tokens, hidden + 8, generator=torch.Generator().manual_seed(seed)).bfloat16()[:, :hidden]
+    routes = routes_of(tokens, top_k, experts, seed, idle, spread)
+    asked = {"activation": way, "limit": 0.8}
+    found = summed(sm90_grouped.pair_rows(x, routes, weights, tile, **asked), routes)  # type: ignore[arg-type]
+    if kind == "dense":
+        expected = mixed(x, routes.ids, routes.weights, weights, **asked)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))
+        return
+    expected = reference.experts(x, routes, weights, **asked).double()  # type: ignore[arg-type]
+    # A value on the edge between two e4m3 numbers may fall either way.
+    assert ((found - expected).norm() / expected.norm()).item() < 0.01
+
+
+def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on tiles, nor on the speeds of what runs beside it."""
+    weights = case_of("dense", 72, 208, 3, bias=False, seed=4)
+    x = torch.randn(190, 208, generator=torch.Generator().manual_seed(5)).bfloat16()
+    routes = routes_of(190, 2, 3, 6, 0.0, "any")
+    outs = []
+    for seed in range(2):
+        order = torch.randperm(190, generator=torch.Generator().manual_seed(seed))[: 190 - 70 * seed]
+        Machine(library, monkeypatch, 3, seed, len(order), 2 * len(order))
+        ids = routes.ids[order]
+        moved = Routes(ids, routes.weights[order], plan_of(ids, 3, random.Random(seed)))
+        rows = sm90_grouped.pair_rows(x[order].contiguous(), moved, weights, TokenTile(2 + seed, 1 + seed))
+        outs.append(dict(zip(order.tolist(), rows.view(len(order), 2, -1), strict=True)))
+    assert all(torch.equal(outs[0][token], rows) for token, rows in outs[1].items())
+
+
+def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sm90_grouped, "sm_of", lambda _: 90)
+    monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
+    weights = case_of("dense", 48, 80, 4, bias=False, seed=0)
+    x, routes = torch.randn(30, 80).bfloat16(), routes_of(30, 2, 4, 0, 0.0, "any")
+    assert sm90_grouped.refusal(x, routes, weights, None) is None
+    assert "plan" in str(sm90_grouped.refusal(x, replace(routes, plan=None), weights, None))
+    assert "bfloat16" in str(sm90_grouped.refusal(x.half(), routes, weights, None))
+    assert "bfloat16" in str(sm90_grouped.refusal(x, routes, weights, x.float()))
+    assert "rows of x" in str(sm90_grouped.refusal(x.t().contiguous().t(), routes, weights, None))
+    assert "44" in str(sm90_grouped.refusal(x, routes, case_of("dense", 44, 80, 4, bias=False, seed=0), None))
+    assert "mxfp4" in str(sm90_grouped.refusal(x, routes, case_of("mxfp4", 64, 96, 4, bias=False, seed=0), None))
+    ungated = random_experts(4, 48, 80, torch.bfloat16, CPU, gated=False)
+    assert "gate" in str(sm90_grouped.refusal(x, routes, ungated, None))
+    with pytest.raises(ValueError, match="experts=grouped takes experts with a gate"):
+        sm90_grouped.experts(x, routes, ungated)
+    monkeypatch.setattr(sm90_grouped, "MOST_EXPERTS", 3)
+    assert "4 experts" in str(sm90_grouped.refusal(x, routes, weights, None))
