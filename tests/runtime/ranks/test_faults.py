@@ -33,7 +33,7 @@ PATIENCE = 150.0
 ONE_RANK = EngineConfig("shape:tiny", device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4, cpu_threads=1)
 TWO_RANKS = replace(ONE_RANK, tensor_parallel_size=2)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
-SILENT = Path(__file__).parent / "silent_follower.py"
+SILENT, FAILING = (Path(__file__).parent / name for name in ("silent_follower.py", "failing_follower.py"))
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -115,6 +115,25 @@ def test_a_killed_rank_ends_the_server_with_a_status_that_makes_it_start_again(t
         wait_for(lambda: not process_exists(leader) and not process_exists(rank), "a rank is left")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(("what", "told"), [("memory", "out of memory"), ("device", "uncorrectable ECC error")])
+def test_a_rank_that_has_no_memory_or_no_device_ends_all(
+    what: str, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Within seconds, by its own words in the log; what runs gets an error that names the rank."""
+    crew = Crew(TWO_RANKS, command=[sys.executable, str(FAILING), what])
+    with LLM.over(lead(crew), TWO_RANKS) as llm:
+        (rank,) = crew.pids
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="rank 1 ended with"):
+            llm.generate_tokens([[1, 2, 3], [4]], [LONG, LONG])
+        wait_for(lambda: not process_exists(rank), "a rank is left")
+        assert time.monotonic() - begun < PATIENCE / 3
+        with pytest.raises(EngineDeadError, match="rank 1 ended with"):
+            llm.generate_tokens([[1, 2, 3]], [LONG])
+    assert told in capfd.readouterr().err
+    assert not torch.distributed.is_initialized()
 
 
 def test_an_exchange_that_never_answers_is_an_error() -> None:
