@@ -34,6 +34,8 @@ SHARED_BYTES = {1: 227 * 1024, 2: 113 * 1024}  # of a CTA, where one or two shar
 # What a warp takes for a unit where a CTA has an SM, and what adding up in a cluster does: the order of choices is what
 # they are for.
 UNIT_US, CLUSTER_US = 0.6, 1.2
+# CTAs of an SM that a launch fills, of the two that find room: with one, the next launch's fill their rings meanwhile.
+FILLED = 2
 
 
 class BlockArguments(ctypes.Structure):
@@ -150,9 +152,11 @@ def _kernel(tile: FewTile, name: str, device: torch.device) -> cuda.Kernel:
 
 
 def _residents(tile: FewTile, name: str, device: torch.device, split: int) -> int:
+    filled = min(FILLED, tile.ctas)
     if split == 1:
-        return sm_count(device) * tile.ctas
-    return max(1, cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name)))
+        return sm_count(device) * filled
+    found = cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name))
+    return max(1, found * filled // tile.ctas)
 
 
 @functools.cache
