@@ -66,6 +66,8 @@ def refusal(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> st
         return "takes bfloat16 throughout"
     if x.stride(1) != 1 or out.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         return "rows of x have to be contiguous and start on multiples of 16 bytes"
+    if out.stride(0) % 4 or out.data_ptr() % 8:
+        return "rows of the result have to start on multiples of 8 bytes"
     planes = (piece.low, piece.high, piece.scale, piece.factor)
     if any(cuda.address_of(tensor) % 16 for tensor in planes):
         return "planes have to start on multiples of 16 bytes"

@@ -38,11 +38,12 @@ inline void block_cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-inline float read_peer_float(const float* local, int rank) {
+inline float4 read_peer_floats(const float* local, int rank) {
   emulator::Cta& from = *emulator::cluster->ctas[rank];
   emulator::running(from);
-  float value;
-  std::memcpy(&value, emulator::shared(from, shared_address(local)), 4);
+  if (shared_address(local) % 16) emulator::fail("a misaligned read of another CTA");
+  float4 value;
+  std::memcpy(&value, emulator::shared(from, shared_address(local)), 16);
   return value;
 }
 

@@ -67,14 +67,41 @@ struct UnitSource {
   }
 };
 
-// A sum → the result.
-__device__ __forceinline__ void store_sum(const BlockArguments& p, int token, int column, float sum) {
+__device__ __forceinline__ void add(float4& sum, const float4& more) {
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+// Sums of four columns from `column` → the result.
+__device__ __forceinline__ void store_sums(const BlockArguments& p, int token, int column, const float4& sum) {
   if (token >= p.m) return;
-  float value = sum * SUM_UNIT;
-  if (p.bias != nullptr) value += __bfloat162float(p.bias[column]);
-  const uint32_t rounded = pack_bf16(value, 0.f);
-  uint16_t* out = reinterpret_cast<uint16_t*>(p.out) + static_cast<int64_t>(token) * p.ld_out + column;
-  *out = static_cast<uint16_t>(rounded);
+  float4 bias = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (p.bias != nullptr) {
+    const __nv_bfloat16* own = p.bias + column;
+    bias = make_float4(__bfloat162float(own[0]), __bfloat162float(own[1]), __bfloat162float(own[2]),
+                       __bfloat162float(own[3]));
+  }
+  const uint2 rounded = make_uint2(pack_bf16(fmaf(sum.x, SUM_UNIT, bias.x), fmaf(sum.y, SUM_UNIT, bias.y)),
+                                   pack_bf16(fmaf(sum.z, SUM_UNIT, bias.z), fmaf(sum.w, SUM_UNIT, bias.w)));
+  *reinterpret_cast<uint2*>(p.out + static_cast<int64_t>(token) * p.ld_out + column) = rounded;
+}
+
+// What a cluster's CTAs found of results [tiles][tokens][16], at `found` in each, → the result, a share by each CTA of
+// THREADS threads. Every thread of the cluster comes.
+template <int TOKENS, int THREADS>
+__device__ __forceinline__ void store_shares(const BlockArguments& p, const float* found, int rank, int first, int tiles) {
+  constexpr int FOURS = TOKENS * UNIT_ROWS / 4;
+  block_cluster_sync();
+#pragma unroll 1
+  for (int at = threadIdx.x + rank * THREADS; at < tiles * FOURS; at += THREADS * p.split) {
+    float4 sum = read_peer_floats(found + at * 4, 0);
+#pragma unroll 1
+    for (int peer = 1; peer < p.split; peer++) add(sum, read_peer_floats(found + at * 4, peer));
+    const int of_tile = at % FOURS;
+    store_sums(p, of_tile / (UNIT_ROWS / 4), (first + at / FOURS) * UNIT_ROWS + of_tile % (UNIT_ROWS / 4) * 4, sum);
+  }
+  // Nobody leaves, or goes on, while its sums are read.
+  cluster_arrive();
+  cluster_wait();
 }
 
 }  // namespace stoker

@@ -49,11 +49,11 @@ __device__ __forceinline__ void block_cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// A float of another CTA's shared memory, at the place that `local` has here.
-__device__ __forceinline__ float read_peer_float(const float* local, int rank) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];"
-               : "=f"(value)
+// Four floats of another CTA's shared memory, at the place that `local` has here.
+__device__ __forceinline__ float4 read_peer_floats(const float* local, int rank) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                : "r"(cluster_address(shared_address(local), rank))
                : "memory");
   return value;

@@ -37,42 +37,24 @@ struct BlockShared {
   }
 };
 
-// What the warps found of a tile → the result, or what the cluster adds up.
+// What the warps found of a tile → the result, or what the cluster adds up: by one warp.
 template <class F, int N_TILES>
-__device__ __forceinline__ void finish_tile(const BlockArguments& p, const BlockShared<F, N_TILES>& s, int turn, int tile,
-                                            float* whole) {
+__device__ __forceinline__ void finish_tile(const BlockArguments& p, const BlockShared<F, N_TILES>& s, int buffer, int tile,
+                                            int lane, float* whole) {
   using S = BlockShared<F, N_TILES>;
-  const int buffer = turn % 2, thread = threadIdx.x;
-  if (S::RESULTS < BLOCK_THREADS && thread / S::RESULTS != buffer) return;  // halves of the CTA in turn
 #pragma unroll
-  for (int at = thread % S::RESULTS; at < S::RESULTS; at += BLOCK_THREADS) {
-    const int token = at / UNIT_ROWS, row = at % UNIT_ROWS;
+  for (int at = lane; at < S::RESULTS / 4; at += 32) {
+    const int token = at / (UNIT_ROWS / 4), row = at % (UNIT_ROWS / 4) * 4;
     const float* found = s.sums + buffer * BLOCK_WARPS * S::WARP_SUMS + token * S::SUM_STRIDE + row;
-    float sum = found[0];
+    float4 sum = *reinterpret_cast<const float4*>(found);
 #pragma unroll
-    for (int warp = 1; warp < BLOCK_WARPS; warp++) sum += found[warp * S::WARP_SUMS];
+    for (int warp = 1; warp < BLOCK_WARPS; warp++) add(sum, *reinterpret_cast<const float4*>(found + warp * S::WARP_SUMS));
     if (p.split > 1) {
-      whole[at] = sum;
+      *reinterpret_cast<float4*>(whole + at * 4) = sum;
     } else {
-      store_sum(p, token, tile * UNIT_ROWS + row, sum);
+      store_sums(p, token, tile * UNIT_ROWS + row, sum);
     }
   }
-}
-
-// What the CTAs of a cluster found of a chunk of tiles → the result, a share by each. Every thread of the cluster comes.
-template <class F, int N_TILES>
-__device__ __forceinline__ void finish_chunk(const BlockArguments& p, const BlockShared<F, N_TILES>& s, int rank, int first,
-                                             int tiles) {
-  using S = BlockShared<F, N_TILES>;
-  block_cluster_sync();
-  for (int at = threadIdx.x + rank * BLOCK_THREADS; at < tiles * S::RESULTS; at += BLOCK_THREADS * p.split) {
-    float sum = read_peer_float(s.whole + at, 0);
-#pragma unroll 1
-    for (int peer = 1; peer < p.split; peer++) sum += read_peer_float(s.whole + at, peer);
-    const int result = at % S::RESULTS;
-    store_sum(p, result / UNIT_ROWS, (first + at / S::RESULTS) * UNIT_ROWS + result % UNIT_ROWS, sum);
-  }
-  block_cluster_sync();  // nobody leaves, or goes on, while its sums are read
 }
 
 template <class F, int N_TILES>
@@ -144,9 +126,11 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
 #pragma unroll
       for (int i = 0; i < 4; i++) mine[(n * 8 + i % 2) * S::SUM_STRIDE + i / 2 * 8] = total[n][i];
     __syncthreads();
-    finish_tile<F, N_TILES>(p, s, turn, tile, s.whole + of_chunk * S::RESULTS);
+    if ((tile - from) % BLOCK_WARPS == warp) {
+      finish_tile<F, N_TILES>(p, s, turn, tile, lane, s.whole + of_chunk * S::RESULTS);
+    }
     if (p.split > 1 && (++of_chunk == CHUNK || tile + 1 == to)) {
-      finish_chunk<F, N_TILES>(p, s, rank, tile + 1 - of_chunk, of_chunk);
+      store_shares<S::T::TOKENS, BLOCK_THREADS>(p, s.whole, rank, tile + 1 - of_chunk, of_chunk);
       of_chunk = 0;
     }
   }

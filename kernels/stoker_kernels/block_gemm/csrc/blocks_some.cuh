@@ -126,25 +126,20 @@ __device__ __forceinline__ void blocks_some(const BlockArguments& p) {
           mine[(n * 8 + lane % 4 * 2 + i % 2) * UNIT_ROWS + lane_row(lane) + i / 2 * 8] = total[n][i];
         }
     }
-    const int results = min(SOME_WARPS, to - round) * RESULTS;
+    const int held = min(SOME_WARPS, to - round);
     if (p.split > 1) {
-      block_cluster_sync();
-    } else {
-      __syncthreads();
+      store_shares<SOME_TOKENS, SOME_THREADS>(p, sums, rank, round, held);
+      continue;
     }
-#pragma unroll 1
-    for (int at = threadIdx.x + rank * SOME_THREADS; at < results; at += SOME_THREADS * p.split) {
-      float sum = p.split > 1 ? read_peer_float(sums + at, 0) : sums[at];
-#pragma unroll 1
-      for (int peer = 1; peer < p.split; peer++) sum += read_peer_float(sums + at, peer);
-      const int result = at % RESULTS;
-      store_sum(p, result / UNIT_ROWS, (round + at / RESULTS) * UNIT_ROWS + result % UNIT_ROWS, sum);
+    __syncwarp();
+    if (tile < to) {
+#pragma unroll
+      for (int at = lane; at < RESULTS / 4; at += 32) {
+        store_sums(p, at / (UNIT_ROWS / 4), tile * UNIT_ROWS + at % (UNIT_ROWS / 4) * 4,
+                   *reinterpret_cast<const float4*>(mine + at * 4));
+      }
     }
-    if (p.split > 1) {
-      block_cluster_sync();  // nobody leaves, or goes on, while its sums are read
-    } else {
-      __syncthreads();
-    }
+    __syncwarp();
   }
 }
 
