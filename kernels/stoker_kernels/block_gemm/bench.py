@@ -176,9 +176,11 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
         for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
             yield f"{tile.tokens} tokens, {splits} splits", functools.partial(_by_tile, x, copies, out, tile, splits)
     if sm90_few.refusal(x, copies[0], None, out) is None:
-        few = next((each for each in sm90_few.TILES if m <= each.tokens), sm90_few.TILES[-1])
-        for split in range(-(-x.shape[1] // (STEP * few.steps)), sm90_few.MAX_SPLIT + 1):
-            yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
+        name, columns = copies[0].format, copies[0].columns
+        tile = sm90_few.tile_for(name, m, columns)
+        for split in range(1, sm90_few.MAX_SPLIT + 1):
+            if tile.room(name, -(-columns // STEP // split))[1]:
+                yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
     if m >= 32:
         made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
         yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out, made)

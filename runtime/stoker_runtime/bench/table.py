@@ -74,7 +74,7 @@ def cells(row: Row) -> list[str]:
     if "vllm_prefill_ms" in peer:
         ratio, vllm = peer["vllm_prefill_ms"] / row.prefill_ms, peer["vllm_prefill_ms"]
     checked = f"{verdict.sequences} of {row.n} requests, {verdict.positions} tokens"
-    said = f"{checked}, {verdict.ties} ties <= {verdict.worst:.2f}, mean {verdict.mean:.3f}"
+    said = f"{checked}, {verdict.ties} ties <= {verdict.worst:.2f}, mean {verdict.mean:.3f} <= {verdict.most_mean:.3f}"
     output = f"right ({said})" if verdict.passed else f"WRONG ({verdict.wrong} of {said})"
     if verdict == UNCHECKED:
         output = "not checked"

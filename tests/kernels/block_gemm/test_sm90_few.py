@@ -69,13 +69,23 @@ def test_clusters_add_up_chunks_of_tiles(machine: Machine, name: str) -> None:
 def test_the_columns_are_shared_where_that_is_faster() -> None:
     """Of 132 SMs: one CTA has all columns unless x does not fit."""
     few, _, many = sm90_few.TILES
-    assert sm90_few.split_for(few, 28672, 16, lambda split: 264 // split) == 1
-    assert sm90_few.split_for(few, 4096, 56, lambda split: 264 // split) in (4, 7)
+    assert sm90_few.split_for(few, "Q4_K", 28672, 16, lambda split: 264 // split) == 1
+    assert sm90_few.split_for(few, "Q6_K", 4096, 56, lambda split: 264 // split) in (4, 7)
     for _ in range(200):
-        rows, steps = 16 * random.randint(1, 3000), random.randint(1, 64)
-        assert steps <= many.steps * sm90_few.split_for(many, rows, steps, lambda split: 132 // split)
-    with pytest.raises(ValueError, match="rows of 16640 columns"):
-        sm90_few.split_for(many, 1024, 65, lambda split: 132 // split)
+        rows, steps = 16 * random.randint(1, 3000), random.randint(1, 56)
+        tile, name = random.choice([few, many]), random.choice(sm90_few.FORMATS)
+        split = sm90_few.split_for(tile, name, rows, steps, lambda split: 132 // split)
+        shared, depth = tile.room(name, -(-steps // split))
+        assert depth >= 1
+        assert shared * tile.ctas <= 227 * 1024
+    with pytest.raises(ValueError, match="rows of 33024 columns"):
+        sm90_few.split_for(few, "Q4_K", 1024, 129, lambda split: 132 // split)
+
+
+def test_long_rows_take_a_kernel_of_fewer_tokens() -> None:
+    assert sm90_few.tile_for("Q8_0", 30, 4096).tokens == 32
+    assert sm90_few.tile_for("Q8_0", 30, 28672).tokens == 8
+    assert sm90_few.tile_for("Q8_0", 12, 14336).tokens == 16
 
 
 def test_more_tokens_take_several_launches(machine: Machine) -> None:
@@ -98,12 +108,12 @@ def test_one_large_x_among_small_ones(machine: Machine) -> None:
 def test_a_ring_leaves_room_for_the_next_launch(name: str) -> None:
     kind = PLANE_KINDS[name]
     assert sm90_few.unit_bytes(name) == 16 * (32 * (kind.low + kind.high) + 8 * kind.scale_words + 4 * kind.bytes_)
-    for tile in sm90_few.TILES:
+    for tile in (each for each in sm90_few.TILES if each.slices):
         sums = 4 * tile.tokens * (2 * 8 * 20 + tile.chunk * 16)
-        ring, depth = tile.shared_bytes(name) - sums, tile.slices * 8 * sm90_few.unit_bytes(name)
-        assert ring % depth == 0
-        assert ring >= depth * (1 if tile.slices == 2 else 2)
-        assert tile.shared_bytes(name) * tile.ctas <= 227 * 1024
+        shared, depth = tile.room(name, random.randint(1, 8 * tile.slices))
+        assert shared - sums == depth * 8 * sm90_few.unit_bytes(name)
+        assert depth >= 2
+        assert shared * 2 <= 227 * 1024
 
 
 def test_what_is_not_taken_is_named() -> None:

@@ -18,7 +18,7 @@ from tests.kernels.emulator.build import compile_emulated
 from stoker_kernels.block_gemm import sm90_few
 from stoker_kernels.launch import cuda
 
-SOURCES = ("sm90_blocks_few.cu", "block_units.cuh")
+SOURCES = ("sm90_blocks_few.cu", "blocks_few.cuh", "blocks_some.cuh", "block_copies.cuh", "block_units.cuh")
 
 
 class Launch(ctypes.Structure):

@@ -174,6 +174,15 @@ struct BlockX {
   static constexpr int EIGHTS = F::PLACES / 8;
   uint32_t sums[N_TILES][2 * EIGHTS];
 
+  __device__ __forceinline__ void columns(int step, uint32_t (&b)[N_TILES][2]) const {
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) b[n][0] = x[step][n][0], b[n][1] = x[step][n][1];
+  }
+  __device__ __forceinline__ void places(int n, uint32_t (&b)[2 * EIGHTS]) const {
+#pragma unroll
+    for (int i = 0; i < 2 * EIGHTS; i++) b[i] = sums[n][i];
+  }
+
   // `from`: the step's first column of token 0. Tokens beyond m are 0.
   __device__ __forceinline__ void read(const __nv_bfloat16* from, int64_t stride, int m, int lane) {
     const int q = lane / 4, c = lane % 4;
@@ -231,9 +240,8 @@ struct BlockX {
 };
 
 // What is taken off each place, or added, times its sum of x: products of their own, as x has no row.
-template <class F, int N_TILES>
-__device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const BlockX<F, N_TILES>& x,
-                                           float (&total)[N_TILES][4]) {
+template <class F, int N_TILES, class X>
+__device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const X& x, float (&total)[N_TILES][4]) {
   constexpr float HALF_UNIT = 9.183549615799121e-41f;  // 2^-133
   uint32_t a[4], b[4] = {};
 #pragma unroll
@@ -259,14 +267,16 @@ __device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const Block
 #pragma unroll
   for (int n = 0; n < N_TILES; n++) {
     float off[4];
+    uint32_t sums[F::PLACES / 4];
+    x.places(n, sums);
     if constexpr (F::BYTES && F::MINS) {
-      block_mma_first(off, a, x.sums[n]);
+      block_mma_first(off, a, sums);
     } else if constexpr (F::BYTES) {
-      const uint32_t large[2] = {x.sums[n][0], x.sums[n][1]}, small[2] = {x.sums[n][2], x.sums[n][3]};
+      const uint32_t large[2] = {sums[0], sums[1]}, small[2] = {sums[2], sums[3]};
       block_mma_first(off, a, large);
       block_mma(off, a, small);
     } else {
-      const uint32_t large[2] = {x.sums[n][0], x.sums[n][0]}, small[2] = {x.sums[n][1], 0};
+      const uint32_t large[2] = {sums[0], sums[0]}, small[2] = {sums[1], 0};
       block_mma_first(off, a, large);
       block_mma(off, b, small);
     }
@@ -281,9 +291,9 @@ __device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const Block
 
 // Adds a unit's products to `total`: its rows r(q) of tokens 2c and 2c + 1, then rows r(q) + 8, times 2^-69. `magic`: the
 // bits of 2^23. `release` is called once all of the unit is in registers: half of it at a time where codes have many bits.
-template <class F, int N_TILES, class Release>
-__device__ __forceinline__ void multiply_unit(const UnitPlace& from, const BlockX<F, N_TILES>& x, float (&total)[N_TILES][4],
-                                              int lane, uint32_t magic, Release release) {
+template <class F, int N_TILES, class X, class Release>
+__device__ __forceinline__ void multiply_unit(const UnitPlace& from, const X& x, float (&total)[N_TILES][4], int lane,
+                                              uint32_t magic, Release release) {
   BlockUnit<F> unit;
   unit.read_scales(from, lane);
   unit.read_codes(from, 0, lane);
@@ -298,14 +308,15 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
     float raw[N_TILES][4];
 #pragma unroll
     for (int j = 0; j < F::STEPS_OF_PLACE; j++) {
-      uint32_t a[4];
+      uint32_t a[4], b[N_TILES][2];
       unit.codes(place, j, a);
+      x.columns(place * F::STEPS_OF_PLACE + j, b);
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) {
         if (j == 0) {
-          block_mma_first(raw[n], a, x.x[place * F::STEPS_OF_PLACE][n]);
+          block_mma_first(raw[n], a, b[n]);
         } else {
-          block_mma(raw[n], a, x.x[place * F::STEPS_OF_PLACE + j][n]);
+          block_mma(raw[n], a, b[n]);
         }
       }
     }
@@ -324,7 +335,7 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const Block
 #pragma unroll
       for (int i = 0; i < 4; i++) total[n][i] = fmaf(half_low(unit.factor[i / 2]), inner[n][i], total[n][i]);
   }
-  shift_sums(unit, x, total);
+  shift_sums<F, N_TILES>(unit, x, total);
 }
 
 }  // namespace stoker
