@@ -13,6 +13,7 @@
 namespace stoker {
 
 struct PairList;
+struct TileOfLane;
 template <int MT, bool GATED>
 struct AdapterTokens;
 
@@ -21,8 +22,12 @@ struct NoAdapters {
   struct Tokens {
     __device__ Tokens(const NoAdapters&, int, PairList*) {}
   };
+  struct Tile {
+    __device__ void load_slot(const NoAdapters&) {}
+    __device__ void load_ranks(const NoAdapters&) {}
+  };
   __device__ void wait_for_x() const { grid_dependency_wait(); }
-  static constexpr bool present = false;
+  static constexpr bool present = false, planned = true;
 };
 
 constexpr int MOST_PAIRS = 32, PAIR_RANKS = 16;
@@ -41,6 +46,7 @@ struct alignas(8) PairList {
 struct AdapterArguments {
   template <int MT, bool GATED>
   using Tokens = AdapterTokens<MT, GATED>;
+  using Tile = TileOfLane;
   static constexpr bool present = true;
   const __nv_bfloat16* shrunk;  // s, [m][pieces][row_ranks]; where a slot has no rank it holds anything
   const int* of_token;          // [m]: the slot of each token, or -1
@@ -58,13 +64,23 @@ struct AdapterArguments {
   }
 };
 
+// The slot of a warp's lane's tile, and that one's ranks.
+struct TileOfLane {
+  int slot = -1, owned = 0;
+
+  __device__ void load_slot(const AdapterArguments& a) {
+    if (threadIdx.x % 32 < a.tiles) slot = load_int(a.of_tile + threadIdx.x % 32);
+  }
+  __device__ void load_ranks(const AdapterArguments& a) {
+    if (slot >= 0) owned = load_int(a.ranks + slot);
+  }
+};
+
 // A warp writes the list. At most MOST_PAIRS pairs; `rank` of `size` CTAs that share a tile is this one.
-__device__ __forceinline__ void list_pairs(const AdapterArguments& a, PairList& list, int rank, int size) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void list_pairs(const TileOfLane& tile, PairList& list, int rank, int size) {
+  const int lane = threadIdx.x % 32, slot = tile.slot, last = __shfl_up_sync(~0u, slot, 1);
   const unsigned before = (1u << lane) - 1;
-  const int slot = lane < a.tiles ? a.of_tile[lane] : -1, last = __shfl_up_sync(~0u, slot, 1);
-  const bool first = slot >= 0 && (lane == 0 || last != slot);
-  const int owned = first ? a.ranks[slot] : 0;
+  const int owned = lane == 0 || last != slot ? tile.owned : 0;
   int count[2] = {0, 0};
   for (int block = 0;; ++block) {
     const int left = owned - block * PAIR_RANKS;

@@ -115,17 +115,25 @@ __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT
   const bool issues = threadIdx.x % 32 == 0;
   const ClusterSplit::Segment first = part.segment(0);
   const int stages = g.stages, ahead = min(first.end - first.begin, stages);
+  TileOfLane tile;
+  if (adapters.planned) tile.load_slot(adapters);
   if (issues) {
     for (int i = 0; i < ahead; ++i) load.w(first.tile, first.begin + i, i);
   }
+  if (!adapters.planned) {
+    grid_dependency_wait();
+    tile.load_slot(adapters);
+  }
+  tile.load_ranks(adapters);
+  if (issues) {
+    adapters.wait_for_x();
+    proxy_fence_async_global();
+    for (int i = 0; i < ahead; ++i) load.x(first.begin + i, i);
+  }
   __syncwarp();
-  if (!adapters.planned) grid_dependency_wait();
-  list_pairs(adapters, *ring.list, part.rank, part.size);
+  list_pairs(tile, *ring.list, part.rank, part.size);
   if (!issues) return;
   mbarrier_arrive(ring.listed);
-  adapters.wait_for_x();
-  proxy_fence_async_global();
-  for (int i = 0; i < ahead; ++i) load.x(first.begin + i, i);
   int stage = ahead == stages ? 0 : ahead;
   uint32_t parity = ahead == stages ? 0 : 1;  // of the stage's release that allows its next use; there is none before the first
   bool has_s = false;

@@ -95,20 +95,29 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
     }
   };
   const bool issues = threadIdx.x % 32 == 0;
+  typename Adapters::Tile tile;
+  if (adapters.planned) tile.load_slot(adapters);
   if (issues) {
     for (int i = 0; i < ahead; ++i) load_w(i, i);
   }
   __syncwarp();
   cluster_wait();  // every CTA of the cluster has started and set up its barriers
+  if (!adapters.planned) {
+    grid_dependency_wait();
+    tile.load_slot(adapters);
+  }
+  tile.load_ranks(adapters);
+  if (issues) {
+    adapters.wait_for_x();
+    proxy_fence_async_global();
+    for (int i = 0; i < ahead; ++i) load_x(i, i);
+  }
   if constexpr (Adapters::present) {
-    if (!adapters.planned) grid_dependency_wait();
-    list_pairs(adapters, *ring.list, mine.part, mine.split);
+    __syncwarp();
+    list_pairs(tile, *ring.list, mine.part, mine.split);
     if (issues) mbarrier_arrive(ring.listed);
   }
   if (!issues) return;
-  adapters.wait_for_x();
-  proxy_fence_async_global();
-  for (int i = 0; i < ahead; ++i) load_x(i, i);
   int stage = ahead == stages ? 0 : ahead;
   // Of the stage's release, by all CTAs of the part, that allows its next use; there is none before the first.
   uint32_t parity = ahead == stages ? 0 : 1;
@@ -138,7 +147,13 @@ __device__ __forceinline__ void multiply_part(const GemmArguments& g, const Mult
   const int lane = threadIdx.x % 32, stages = g.stages, units = mine.end - mine.begin;
   const int row = mine.tile * BN + group * GROUP_ROWS;
   int all = units;  // with the stages of pairs
+  bool listed = !Adapters::present;
   auto release = [&](int i, int stage) {  // in every CTA of the part: each one's producer writes to all
+    if (i + stages >= all && !listed) {
+      mbarrier_wait(ring.listed, 0);
+      all += (ring.list->count[1] + Pairs::most - 1) / Pairs::most;
+      listed = true;
+    }
     if (i + stages >= all) return;  // only for those who wait: a CTA whose producer is done may have ended
     if (mine.share == 1) {
       if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
@@ -147,10 +162,6 @@ __device__ __forceinline__ void multiply_part(const GemmArguments& g, const Mult
     }
   };
   typename Adapters::template Tokens<MT, false> tokens(adapters, g.m, ring.list);
-  if constexpr (Adapters::present) {
-    mbarrier_wait(ring.listed, 0);
-    all += (ring.list->count[1] + Pairs::most - 1) / Pairs::most;
-  }
   int stage = 0, held = 0;  // held: the stage before
   uint32_t parity = 0;
   for (int i = 0; i < units; ++i) {

@@ -1,13 +1,13 @@
 // s = A · x for the tokens of a plan, a few of each adapter, for sm_90a: rows of A are mma's M side, tokens its N side.
 //
 // A cluster is one tile of the plan (16 places of one slot) × one piece × 16 ranks; its CTAs, and their warps, take the
-// columns of x in turn, by units of 32. What they have summed meets in distributed shared memory at the CTA of rank 0,
+// columns of x in turn, by units of 32, as many neighbours as a warp holds of A. What they have summed meets in distributed shared memory at the CTA of rank 0,
 // which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A warp reads AHEAD
 // units of A before the wait for the kernel that writes x: all of its units, but of very wide x.
 //
 // The kernel behind needs x from the start, and s in its end only. So it does not wait for this grid's end, but for two
-// words: that x has been written, which this grid waits for, and that s has been. All CTAs of this grid have started by
-// then, or the one behind could not have.
+// words: that x has been written, which a cluster of its own waits for, and that s has been. All CTAs of this grid have
+// started by then, or the one behind could not have.
 #include "ptx.cuh"
 
 namespace stoker {
@@ -28,11 +28,6 @@ struct ShrinkArguments {
   int* words;              // [x has been written][s has been written][clusters that are done], or null
   int rank_stride, piece_stride, x_stride, columns, pieces, row_ranks, rank_blocks, by_place, planned, clusters;
 
-  // Waits for the kernel before, and says that it did.
-  __device__ void wait() const {
-    grid_dependency_wait();
-    if (words && blockIdx.x == 0 && threadIdx.x == 0) release_word(words, *turn);
-  }
   // One thread of a cluster that is done, after all that it has written.
   __device__ void done() const {
     if (words && last_of(words + 2, clusters)) release_word(words + 1, *turn);
@@ -80,7 +75,7 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
                                             int first_rank, int slot, int owned) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, of_eight = lane / 4, in_four = lane % 4;
   const int rank = cluster_rank(), units = (g.columns + SHRINK_UNIT - 1) / SHRINK_UNIT;
-  const int start = rank * SHRINK_WARPS + warp, step = SHRINK_CTAS * SHRINK_WARPS;
+  const int start = (rank * SHRINK_WARPS + warp) * AHEAD, step = SHRINK_CTAS * SHRINK_WARPS * AHEAD;
   const __nv_bfloat16* low_row = g.a + slot * g.slot_stride + static_cast<int64_t>(piece) * g.piece_stride +
                                  static_cast<int64_t>(first_rank + of_eight) * g.rank_stride;
   const __nv_bfloat16* high_row = low_row + static_cast<int64_t>(8) * g.rank_stride;
@@ -88,24 +83,24 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
   uint4 low[AHEAD], high[AHEAD];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
-    low[i] = eight_values(low_row, start + i * step, g.columns, low_there);
-    high[i] = eight_values(high_row, start + i * step, g.columns, high_there);
+    low[i] = eight_values(low_row, start + i, g.columns, low_there);
+    high[i] = eight_values(high_row, start + i, g.columns, high_there);
   }
   int tokens[2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) tokens[n] = g.order[tile * SHRINK_TILE + 8 * n + of_eight];
   const bool both = __any_sync(~0u, tokens[1] >= 0);
-  g.wait();
+  grid_dependency_wait();
   const __nv_bfloat16* x_row[2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) x_row[n] = g.x + static_cast<int64_t>(max(tokens[n], 0)) * g.x_stride;
   float sums[2][4] = {};
-  for (int base = start; base < units; base += AHEAD * step) {
+  for (int base = start; base < units; base += step) {
     if (base != start) {
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
-        low[i] = eight_values(low_row, base + i * step, g.columns, low_there);
-        high[i] = eight_values(high_row, base + i * step, g.columns, high_there);
+        low[i] = eight_values(low_row, base + i, g.columns, low_there);
+        high[i] = eight_values(high_row, base + i, g.columns, high_there);
       }
     }
     constexpr int TOGETHER = AHEAD < 5 ? AHEAD : 5;  // units of x that are loaded at once
@@ -114,8 +109,8 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
       uint4 x[TOGETHER][2];
 #pragma unroll
       for (int u = 0; u < TOGETHER; ++u) {
-        x[u][0] = eight_values(x_row[0], base + (i + u) * step, g.columns, tokens[0] >= 0);
-        x[u][1] = eight_values(x_row[1], base + (i + u) * step, g.columns, tokens[1] >= 0);
+        x[u][0] = eight_values(x_row[0], base + i + u, g.columns, tokens[0] >= 0);
+        x[u][1] = eight_values(x_row[1], base + i + u, g.columns, tokens[1] >= 0);
       }
 #pragma unroll
       for (int u = 0; u < TOGETHER; ++u) {
@@ -162,12 +157,19 @@ __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   ShrinkShared& shared = *reinterpret_cast<ShrinkShared*>(raw);
   launch_dependents();
   if (!g.planned) grid_dependency_wait();
-  const int item = blockIdx.x / SHRINK_CTAS, blocks = g.pieces * g.rank_blocks;
+  if (g.words && blockIdx.x < SHRINK_CTAS) {
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    const int turn = *g.turn;
+    grid_dependency_wait();
+    release_word(g.words, turn);
+    return;
+  }
+  const int item = blockIdx.x / SHRINK_CTAS - (g.words ? 1 : 0), blocks = g.pieces * g.rank_blocks;
   const int tile = item / blocks, piece = item % blocks / g.rank_blocks;
   const int first_rank = item % g.rank_blocks * SHRINK_RANKS;
   const int slot = g.of_tile[tile], owned = slot < 0 ? 0 : g.ranks[slot];
   if (first_rank >= owned) {  // all CTAs of the cluster alike
-    g.wait();
+    grid_dependency_wait();
     if (threadIdx.x == 0 && cluster_rank() == 0) g.done();
     return;
   }
