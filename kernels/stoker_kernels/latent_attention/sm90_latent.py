@@ -26,7 +26,7 @@ from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import launch_options, pdl_on
 
 STEM, ARCH = "sm90_latent", "sm_90a"
-DECODE, CONTEXT, COMBINE = (f"sm90_bf16_latent{part}" for part in ("", "_context", "_combine"))
+DECODE, CONTEXT = "sm90_bf16_latent", "sm90_bf16_latent_context"
 RANK, ROPE, WIDTH = 512, 64, 576
 TILE_HEADS, TILE_KEYS = 64, 64
 THREADS, COMBINE_THREADS = 384, 128
@@ -36,7 +36,8 @@ LEAST_PAGE = 8  # tokens: a box is at least a group of rows of the swizzle
 MIN_TILES = 2  # of a piece of a row
 BLOCK_PARTS = 256  # more than a GPU has SMs
 CLUSTER = 2
-COMBINE_CTAS = 1024  # about as many as are resident together
+COMBINE_CTAS = 2048  # about as many as are resident together
+SUMMED = (4, 16)  # partial results that a combining kernel has under way together
 
 _POINTERS = (
     *("out", "partial", "partial_lse", "page_table", "items", "parts"),
@@ -189,10 +190,11 @@ def launch_parts(
 ) -> None:
     """Run the planned parts, and add up the rows that are in pieces."""
     device, rows = q.device, meta.num_decodes
-    arguments = decode_arguments(out, cache, meta, scale)
-    _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, part_count(meta, sizes.heads), sizes)
+    arguments, parts = decode_arguments(out, cache, meta, scale), part_count(meta, sizes.heads)
+    _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, parts, sizes)
     each = combine_heads(rows, sizes.heads)
-    combine = cuda.kernel(STEM, ARCH, COMBINE, 0, COMBINE_THREADS, device.index or 0)
+    name = f"sm90_bf16_latent_combine_{summed(parts, rows)}"
+    combine = cuda.kernel(STEM, ARCH, name, 0, COMBINE_THREADS, device.index or 0)
     grid = rows * triton.cdiv(sizes.heads, each)
     cuda.launch(combine, grid, [arguments, ctypes.c_int(each)], device, pdl=pdl_on(device))
 
@@ -248,6 +250,11 @@ def _launch(
     chosen = cuda.kernel(STEM, ARCH, name, SHARED_BYTES, THREADS, q.device.index or 0)
     grid, cluster = parts * arguments.head_tiles, cluster_of(arguments.head_tiles)
     cuda.launch(chosen, grid, [*maps, arguments], q.device, pdl=pdl_on(q.device), cluster=cluster)
+
+
+def summed(parts: int, rows: int) -> int:
+    """Which combining kernel: few rows have many pieces each, and many rows want many CTAs."""
+    return SUMMED[parts > 8 * rows]
 
 
 @functools.cache

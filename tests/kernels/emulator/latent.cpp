@@ -16,8 +16,10 @@ extern "C" void latent(int of_chunks, int ctas, int cluster, int seed, const CUt
   emulator::run_grid(ctas, stoker::LATENT_THREADS, seed, kernel, cluster);
 }
 
-extern "C" void combine(int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {
-  emulator::run_grid(ctas, stoker::COMBINE_THREADS, seed, [=] { stoker::sm90_latent_combine(*g, heads_each); });
+extern "C" void combine(int summed, int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {
+  emulator::run_grid(ctas, stoker::COMBINE_THREADS, seed, [=] {
+    summed == 4 ? stoker::sm90_latent_combine<4>(*g, heads_each) : stoker::sm90_latent_combine<16>(*g, heads_each);
+  });
 }
 
 extern "C" int arguments_size() { return sizeof(stoker::LatentArguments); }

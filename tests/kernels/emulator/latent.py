@@ -24,6 +24,7 @@ from stoker_kernels.latent_attention.sm90_latent import (
     combine_heads,
     context_arguments,
     decode_arguments,
+    summed,
 )
 
 
@@ -75,7 +76,7 @@ def run(library: ctypes.CDLL, batch: LatentBatch, scale: float, parts: int, seed
     launch(library, batch, absorbed, arguments, parts, seed, out)
     heads = out.shape[1]
     each = combine_heads(rows, heads)
-    library.combine(rows * -(-heads // each), seed, ctypes.byref(arguments), each)
+    library.combine(summed(parts, rows), rows * -(-heads // each), seed, ctypes.byref(arguments), each)
     return out
 
 

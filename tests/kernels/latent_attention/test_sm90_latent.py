@@ -70,6 +70,15 @@ def test_rows_in_pieces_and_in_one_match(kernels: ctypes.CDLL, heads: int, page:
     assert torch.equal(check(kernels, batch, 3, seed=7), first)
 
 
+def test_many_pieces_of_a_row_match(kernels: ctypes.CDLL) -> None:
+    """More than the combining kernels have under way together, of few parts and of many."""
+    batch = step(3, 64, [1180, 1000])
+    write_plan(batch, [list(range(64, 1180, 64)), [640]], [9, 12])
+    check(kernels, batch, 2)
+    write_plan(batch, [list(range(64, 1180, 64)), [640]], [1] * 21)
+    check(kernels, batch, 21)
+
+
 def test_random_steps_match(kernels: ctypes.CDLL) -> None:
     draw = random.Random(4)
     for _ in range(3):

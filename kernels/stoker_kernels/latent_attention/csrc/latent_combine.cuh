@@ -5,9 +5,9 @@
 namespace stoker {
 
 constexpr int COMBINE_THREADS = RANK / 4;  // four dimensions each
-constexpr int SUMMED = 16;                 // partial results that are under way together
 
-// One head of a row that has `splits` items from `first` on.
+// One head of a row that has `splits` items from `first` on, of which `SUMMED` are under way together.
+template <int SUMMED>
 __device__ __forceinline__ void combine_head(const LatentArguments& g, int row, int head, int first, int splits,
                                              int thread) {
   const float* lse = g.partial_lse + static_cast<int64_t>(first) * g.heads + head;
@@ -45,6 +45,7 @@ __device__ __forceinline__ void combine_head(const LatentArguments& g, int row, 
 }
 
 // A CTA takes `heads_each` heads of a row; rows that are whole have been written.
+template <int SUMMED>
 __device__ __forceinline__ void sm90_latent_combine(const LatentArguments& g, int heads_each) {
   launch_dependents();
   grid_dependency_wait();
@@ -53,7 +54,7 @@ __device__ __forceinline__ void sm90_latent_combine(const LatentArguments& g, in
   const int first = load_int(g.items + row * ITEM_INTS + 6), splits = load_int(g.items + row * ITEM_INTS + 7);
   if (splits < 2) return;
   for (int head = from; head < min(from + heads_each, g.heads); ++head) {
-    combine_head(g, row, head, first, splits, threadIdx.x);
+    combine_head<SUMMED>(g, row, head, first, splits, threadIdx.x);
   }
 }
 

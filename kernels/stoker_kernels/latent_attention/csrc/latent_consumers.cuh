@@ -6,7 +6,6 @@
 namespace stoker {
 
 constexpr int OWN_SUMS = TILE_HEADS * RANK / 2 / WARPGROUP;  // of a thread
-constexpr int OWN_CHUNKS = VALUE_CHUNKS / 2;
 
 // A warpgroup's sums and the state of their 64 rows. The sums are weighed by exp2 of logits less `rows.m`.
 struct Sums {
@@ -14,7 +13,8 @@ struct Sums {
   RowState rows;
 };
 
-// Factors are 1 from the first tiles on, mostly.
+// Factors are 1 from the first tiles on, mostly. Where they are not, the compiler puts a wait before the sums change (it
+// says so), for the logits that are under way.
 __device__ __forceinline__ void shrink(Sums& a, const float (&alpha)[2]) {
   if (!__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
 #pragma unroll
@@ -31,22 +31,19 @@ __device__ __forceinline__ void clear_values(unsigned char* keys, int first, int
   }
 }
 
-// Logits of a tile, whose keys are multiplied as they arrive.
-__device__ __forceinline__ void multiply_keys(float (&s)[32], const LatentRing& ring, int buffer, uint32_t parity) {
+// Logits of a tile by half of its keys' dimensions: the `early` half, then the other one, as they arrive.
+template <int group, bool early>
+__device__ __forceinline__ void multiply_half(float (&s)[32], const LatentRing& ring, uint32_t parity) {
+  mbarrier_wait(ring.full(group, early), parity);
+  wgmma_fence();
 #pragma unroll
-  for (int group = 0; group < GROUPS; ++group) {
-    mbarrier_wait(ring.full(buffer, group), parity);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < GROUP_CHUNKS * 4; ++step) {
-      const uint32_t offset = (group * GROUP_CHUNKS + step / 4) * CHUNK_BYTES + step % 4 * 32;
-      Wgmma<__nv_bfloat16, 64>::multiply(s, wgmma_descriptor(ring.q_address + offset),
-                                         wgmma_descriptor(ring.keys(buffer) + offset), group + step != 0);
-    }
+  for (int step = 0; step < (early ? HALF_CHUNKS : HALF_CHUNKS + 1) * 4; ++step) {
+    const int chunk = step / 4 < HALF_CHUNKS ? (early ? group : 1 - group) * HALF_CHUNKS + step / 4 : VALUE_CHUNKS;
+    const uint32_t offset = chunk * CHUNK_BYTES + step % 4 * 32;
+    Wgmma<__nv_bfloat16, 64>::multiply(s, wgmma_descriptor(ring.q_address + offset),
+                                       wgmma_descriptor(ring.keys(group) + offset), !early || step != 0);
   }
   wgmma_commit();
-  wgmma_wait<0>();
-  wgmma_results(s);
 }
 
 // Weights and greatest logits, for the other warpgroup.
@@ -67,13 +64,16 @@ __device__ __forceinline__ void leave_weights(const uint32_t (&p)[4][4], const R
   if (lane == 0) mbarrier_arrive(ring.weights(buffer));
 }
 
-// A tile of this warpgroup's: its weights, left for the other one where the keys' rotated part was, and its values.
-// `last`: no logits of the item follow.
+// A tile of this warpgroup's, the early half of whose logits is under way: its values, and its weights for the other one,
+// left where the keys' rotated part was. `last`: no logits of the item follow.
 template <int group>
-__device__ __forceinline__ void attend_own(Sums& a, const LatentArguments& g, const LatentRing& ring, int buffer,
+__device__ __forceinline__ void attend_own(Sums& a, float (&s)[32], const LatentArguments& g, const LatentRing& ring,
                                            uint32_t parity, int valid, bool last, int warp, int lane) {
-  float s[32], alpha[2];
-  multiply_keys(s, ring, buffer, parity);
+  constexpr int buffer = group;
+  float alpha[2];
+  multiply_half<group, false>(s, ring, parity);
+  wgmma_wait<0>();
+  wgmma_results(s);
   if (last && lane == 0) mbarrier_arrive(ring.q_empty());
   if (valid < TILE_KEYS) {
 #pragma unroll
@@ -94,23 +94,23 @@ __device__ __forceinline__ void attend_own(Sums& a, const LatentArguments& g, co
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const uint32_t values = ring.keys(buffer) + group * OWN_CHUNKS * CHUNK_BYTES + step * 2048;
+    const uint32_t values = ring.keys(buffer) + group * HALF_CHUNKS * CHUNK_BYTES + step * 2048;
     WgmmaRegisters<__nv_bfloat16, 256, true>::multiply(a.o, p[step], wgmma_descriptor_columns(values, CHUNK_BYTES), true);
   }
   wgmma_commit();
   leave_weights(p, a.rows, ring, buffer, warp, lane);
   wgmma_wait<0>();
   wgmma_results(a.o);
-  ring.release(buffer, lane);
+  ring.release(buffer, true, lane);
 }
 
 // A tile of the other warpgroup's: this one's half of its values, by the weights that the other has left.
 template <int group>
-__device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, const LatentRing& ring, int buffer,
-                                             uint32_t parity, int warp, int lane) {
+__device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, const LatentRing& ring, uint32_t parity,
+                                             int warp, int lane) {
+  constexpr int buffer = 1 - group;
   mbarrier_wait(ring.weights(buffer), parity);
-#pragma unroll
-  for (int each = 0; each < GROUPS; ++each) mbarrier_wait(ring.full(buffer, each), parity);
+  mbarrier_wait(ring.full(buffer, false), parity);  // the other half may be a later tile's by now
   float alpha[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -124,14 +124,14 @@ __device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, 
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const uint32_t weights = ring.keys(buffer) + VALUE_CHUNKS * CHUNK_BYTES + step * 32;
-    const uint32_t values = ring.keys(buffer) + group * OWN_CHUNKS * CHUNK_BYTES + step * 2048;
+    const uint32_t values = ring.keys(buffer) + group * HALF_CHUNKS * CHUNK_BYTES + step * 2048;
     WgmmaColumns<__nv_bfloat16, 256>::multiply(a.o, wgmma_descriptor(weights),
                                                wgmma_descriptor_columns(values, CHUNK_BYTES), true);
   }
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_results(a.o);
-  ring.release(buffer, lane);
+  ring.release(buffer, false, lane);
 }
 
 // Of four blocks of eight columns a quad's lanes hold two columns each: gives lane q all eight of block q.
@@ -191,7 +191,7 @@ __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments&
 template <int group>
 __device__ __forceinline__ void latent_consume(const LatentArguments& g, const LatentRing& ring) {
   const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
-  uint32_t q_parity = 0, parity[2] = {0, 0};
+  uint32_t q_parity = 0, parity = 0, other_parity = 0;
   grid_dependency_wait();
   for (int turn = 0;; turn ^= 1) {
     mbarrier_wait(ring.q_full(), q_parity);
@@ -207,17 +207,27 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     for (int i = 0; i < OWN_SUMS; ++i) a.o[i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) a.rows.m[r] = -INFINITY, a.rows.l[r] = 0.0f;
-    for (int from = 0; from < item.keys; from += 2 * TILE_KEYS) {
-      const int odd = from + TILE_KEYS;
-      if (group == 0) {
-        attend_own<0>(a, g, ring, 0, parity[0], item.keys - from, odd + TILE_KEYS >= item.keys, warp, lane);
-        if (odd < item.keys) attend_other<0>(a, g, ring, 1, parity[1], warp, lane);
-      } else {
-        attend_other<1>(a, g, ring, 0, parity[0], warp, lane);
-        if (odd < item.keys) attend_own<1>(a, g, ring, 1, parity[1], item.keys - odd, odd + 2 * TILE_KEYS >= item.keys, warp, lane);
-      }
-      parity[0] ^= 1;
-      if (odd < item.keys) parity[1] ^= 1;
+    int from = group * TILE_KEYS;
+    if (group == 0 && item.keys > 0) {
+      float s[32];
+      multiply_half<group, true>(s, ring, parity);
+      attend_own<group>(a, s, g, ring, parity, item.keys, item.keys <= 2 * TILE_KEYS, warp, lane);
+      parity ^= 1;
+      from = 2 * TILE_KEYS;
+    }
+    for (; from < item.keys; from += 2 * TILE_KEYS) {
+      // Half of the next logits may be there before the other one's weights are.
+      float s[32];
+      multiply_half<group, true>(s, ring, parity);
+      attend_other<group>(a, g, ring, other_parity, warp, lane);
+      other_parity ^= 1;
+      const bool last = from + 2 * TILE_KEYS >= item.keys;
+      attend_own<group>(a, s, g, ring, parity, item.keys - from, last, warp, lane);
+      parity ^= 1;
+    }
+    if (from - TILE_KEYS < item.keys && from > 0) {  // the item ends with a tile of the other one's
+      attend_other<group>(a, g, ring, other_parity, warp, lane);
+      other_parity ^= 1;
     }
     // Each has the weights of its own tiles; the sums of two items lie apart, for a warp may be an item ahead.
     float* sums = ring.sums + turn * 2 * TILE_HEADS;

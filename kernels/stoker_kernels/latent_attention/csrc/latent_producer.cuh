@@ -105,13 +105,18 @@ __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const C
     for (int from = work.start; from < work.end; from += TILE_KEYS, buffer ^= 1) {
       const int box = (from - work.start) / g.box_rows;
       if (box + TILE_KEYS / g.box_rows > pages.cached + 32) pages.load(g, work.slot, work.start, work.end, box, lane);
-      mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
+#pragma unroll
+      for (int early = 1; early >= 0; --early) {
+        mbarrier_wait(ring.empty(buffer, early), parity >> buffer & 1);
+        load_half(cache_map, g, ring, pages, buffer, early, work.start, from, work.end, lane, policy);
+      }
       parity ^= 1u << buffer;
-      load_tile(cache_map, g, ring, pages, buffer, work.start, from, work.end, lane, policy);
     }
   }
   // A CTA ends when no other one has to release its buffers any more.
-  for (int buffer = 0; buffer < BUFFERS; ++buffer) mbarrier_wait(ring.empty(buffer), parity >> buffer & 1);
+  for (int buffer = 0; buffer < BUFFERS; ++buffer) {
+    for (int half = 0; half < HALVES; ++half) mbarrier_wait(ring.empty(buffer, half), parity >> buffer & 1);
+  }
 }
 
 }  // namespace stoker

@@ -13,12 +13,12 @@ constexpr int CHUNKS = 9, VALUE_CHUNKS = RANK / 64;  // of 64 dimensions: the la
 constexpr int CHUNK_BYTES = 64 * 128;               // 64 heads or keys
 constexpr int TILE_BYTES = CHUNKS * CHUNK_BYTES;
 constexpr int BUFFERS = 2;                          // of keys; one's even tiles are one warpgroup's
-constexpr int GROUPS = 3, GROUP_CHUNKS = CHUNKS / GROUPS;  // chunks that arrive together
+constexpr int HALVES = 2, HALF_CHUNKS = VALUE_CHUNKS / 2;  // chunks of values that one warpgroup multiplies
 constexpr int WARPGROUP = 128;                      // threads
 constexpr int LATENT_THREADS = 3 * WARPGROUP;
 constexpr int HEADER_INTS = 8, ITEM_INTS = 8;
 constexpr int STATE_FLOATS = (BUFFERS + 2 * 2) * TILE_HEADS;
-constexpr int BARRIERS = 2 + BUFFERS * (GROUPS + 2);
+constexpr int BARRIERS = 2 + BUFFERS * (2 * HALVES + 1);
 constexpr int LATENT_SHARED = 1024 + (1 + BUFFERS) * TILE_BYTES + HEADER_INTS * 4 + STATE_FLOATS * 4 + BARRIERS * 8;
 
 // The launcher mirrors this in sm90_latent.py.
@@ -52,7 +52,9 @@ struct LatentRing {
   uint32_t q_address, keys_address, barriers;
   int ctas;  // of the cluster, which have the same keys
 
-  // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full …, empty, weights] a buffer.
+  // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full, full, empty, empty, weights] a
+  // buffer. Warpgroup b multiplies its half of buffer b's values first, so that this half, the `early` one, is free before
+  // the other one, which has the rotated part besides.
   __device__ explicit LatentRing(unsigned char* raw) {
     ctas = cluster_size();
     const uint32_t start = shared_address(raw);
@@ -66,10 +68,10 @@ struct LatentRing {
   }
   __device__ uint32_t q_full() const { return barriers; }
   __device__ uint32_t q_empty() const { return barriers + 8; }
-  __device__ uint32_t of_buffer(int buffer, int which) const { return barriers + 16 + (buffer * (GROUPS + 2) + which) * 8; }
-  __device__ uint32_t full(int buffer, int group) const { return of_buffer(buffer, group); }
-  __device__ uint32_t empty(int buffer) const { return of_buffer(buffer, GROUPS); }
-  __device__ uint32_t weights(int buffer) const { return of_buffer(buffer, GROUPS + 1); }
+  __device__ uint32_t of_buffer(int buffer, int which) const { return barriers + 16 + (buffer * (2 * HALVES + 1) + which) * 8; }
+  __device__ uint32_t full(int buffer, bool early) const { return of_buffer(buffer, early); }
+  __device__ uint32_t empty(int buffer, bool early) const { return of_buffer(buffer, HALVES + early); }
+  __device__ uint32_t weights(int buffer) const { return of_buffer(buffer, 2 * HALVES); }
   __device__ uint32_t keys(int buffer) const { return keys_address + buffer * TILE_BYTES; }
   __device__ unsigned char* keys_memory(int buffer) const { return q + (1 + buffer) * TILE_BYTES; }
 
@@ -77,18 +79,20 @@ struct LatentRing {
     mbarrier_init(q_full(), 1);
     mbarrier_init(q_empty(), 8);  // consumer warps
     for (int buffer = 0; buffer < BUFFERS; ++buffer) {
-      for (int group = 0; group < GROUPS; ++group) mbarrier_init(full(buffer, group), 1);
-      mbarrier_init(empty(buffer), 8 * ctas);
+      for (int half = 0; half < HALVES; ++half) {
+        mbarrier_init(full(buffer, half), 1);
+        mbarrier_init(empty(buffer, half), 4 * ctas);  // warps of one group
+      }
       mbarrier_init(weights(buffer), 4);  // warps of the group whose tile it is
     }
     mbarrier_init_fence();
   }
-  // A warp is done with a buffer, which every CTA of the cluster writes to.
-  __device__ __forceinline__ void release(int buffer, int lane) const {
+  // A warp is done with its half of a buffer, which every CTA of the cluster writes to.
+  __device__ __forceinline__ void release(int buffer, bool early, int lane) const {
     if (ctas == 1) {
-      if (lane == 0) mbarrier_arrive(empty(buffer));
+      if (lane == 0) mbarrier_arrive(empty(buffer, early));
     } else if (lane < ctas) {
-      mbarrier_arrive_cluster(cluster_address(empty(buffer), lane));
+      mbarrier_arrive_cluster(cluster_address(empty(buffer, early), lane));
     }
   }
 };
@@ -104,22 +108,23 @@ struct PageWindow {
   }
 };
 
-// One tile of keys into a buffer that is free; pages past `end` are not read. In a cluster each CTA reads its share of the
+// Half of a tile of keys, free to be written; pages past `end` are not read. In a cluster each CTA reads its share of the
 // boxes for all.
-__device__ __forceinline__ void load_tile(const CUtensorMap& map, const LatentArguments& g, const LatentRing& ring,
-                                          const PageWindow& pages, int buffer, int start, int from, int end, int lane,
-                                          uint64_t policy) {
-  const int boxes = (min(TILE_KEYS, end - from) + g.box_rows - 1) / g.box_rows;
-  if (lane < GROUPS) mbarrier_arrive_expect(ring.full(buffer, lane), boxes * g.box_rows * 128 * GROUP_CHUNKS);
+__device__ __forceinline__ void load_half(const CUtensorMap& map, const LatentArguments& g, const LatentRing& ring,
+                                          const PageWindow& pages, int buffer, bool early, int start, int from, int end,
+                                          int lane, uint64_t policy) {
+  const int boxes = (min(TILE_KEYS, end - from) + g.box_rows - 1) / g.box_rows, rank = cluster_rank();
+  const int first_chunk = (early ? buffer : buffer ^ 1) * HALF_CHUNKS, all = boxes * (early ? HALF_CHUNKS : HALF_CHUNKS + 1);
+  const uint32_t barrier = ring.full(buffer, early);
+  if (lane == 0) mbarrier_arrive_expect(barrier, all * g.box_rows * 128);
   __syncwarp();
-  const int all = boxes * CHUNKS, rank = cluster_rank();
   for (int i = 0; i < all; i += 32) {
-    const int chunk = (i + lane) / boxes, box = i + lane - chunk * boxes, key = from + box * g.box_rows;
+    const int place = (i + lane) / boxes, box = i + lane - place * boxes, key = from + box * g.box_rows;
     const int page = __shfl_sync(~0u, pages.page, (from - start) / g.box_rows + box - pages.cached);
     if (i + lane >= all) continue;
+    const int chunk = place < HALF_CHUNKS ? first_chunk + place : VALUE_CHUNKS;
     const int row = page * g.page_rows + (key & ((1 << g.page_shift) - 1));
     const uint32_t to = ring.keys(buffer) + chunk * CHUNK_BYTES + box * g.box_rows * 128;
-    const uint32_t barrier = ring.full(buffer, chunk / GROUP_CHUNKS);
     if (ring.ctas == 1) {
       tensor_load_2d(to, &map, chunk * 64, row, barrier, policy);
     } else if ((i + lane) % ring.ctas == rank) {

@@ -15,6 +15,11 @@ extern "C" __global__ void __launch_bounds__(stoker::LATENT_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(stoker::COMBINE_THREADS)
-    sm90_bf16_latent_combine(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
-  stoker::sm90_latent_combine(g, heads_each);
+    sm90_bf16_latent_combine_4(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
+  stoker::sm90_latent_combine<4>(g, heads_each);
+}
+
+extern "C" __global__ void __launch_bounds__(stoker::COMBINE_THREADS)
+    sm90_bf16_latent_combine_16(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
+  stoker::sm90_latent_combine<16>(g, heads_each);
 }
