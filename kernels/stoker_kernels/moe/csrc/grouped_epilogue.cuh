@@ -27,6 +27,17 @@ struct GroupedPlaces {
   }
 };
 
+// Brings a tile's scales of rows of the weight to L1 while it is multiplied, a line a thread.
+template <bool GATED>
+__device__ __forceinline__ void prefetch_scales(const GroupedArguments& a, const GroupedTile& tile, int first, int columns) {
+  constexpr int LINE = 32;  // scales
+  const int skipped = LINE * static_cast<int>(threadIdx.x % 128);
+  if (skipped > columns) return;  // a line more than it has, for a tile that starts within one
+  const float* from = a.w_scale + static_cast<int64_t>(tile.expert) * a.rows + min(first + skipped, a.n - 1);
+  prefetch_l1(from);
+  if (GATED) prefetch_l1(from + a.n);
+}
+
 // Calls each(sums, column, from) for this thread's two pairs of sums in every eight of columns: `column` of the result,
 // the nearest that there is, and row `from` of the weight. No branches, so that the loads of a loop run together.
 template <bool GATED, int COUNT, typename Each>

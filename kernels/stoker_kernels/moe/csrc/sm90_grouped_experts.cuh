@@ -225,6 +225,7 @@ struct GroupedExperts {
         continue;
       }
       const GroupedPlaces<kind, GATED> mine(a, tile, group);
+      if constexpr (kind == GroupedKind::CHANNEL) prefetch_scales<GATED>(a, tile, tile.row_block * COLUMNS, COLUMNS);
       if constexpr (kind == GroupedKind::BLOCK) {
         sum_blocks(tile, group, stage, sums);
       } else {
