@@ -68,7 +68,6 @@ struct Fiber {
   int registers = 0, cluster_generation = -1;
   std::vector<std::vector<Product>> products;  // committed groups of wgmma, and the open one, last
   std::vector<Copy> copies;                    // of cp.async, on their way
-  std::vector<size_t> copy_groups;             // how many of them each committed group has, oldest first
   bool waits_for_cluster = false, done = false;
 };
 

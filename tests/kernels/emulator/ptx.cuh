@@ -35,27 +35,9 @@ inline void copy_async_16(void* to, const void* from, bool there) {
 inline void copy_async_16(uint32_t to, const void* from, bool there) {
   copy_async_16(emulator::shared(to), from, there);
 }
-inline void land_copies(size_t count) {
-  auto& copies = emulator::fiber->copies;
-  for (size_t i = 0; i < count; ++i) copies[i].land();
-  copies.erase(copies.begin(), copies.begin() + count);
-}
 inline void copies_wait() {
-  land_copies(emulator::fiber->copies.size());
-  emulator::fiber->copy_groups.clear();
-}
-inline void copies_commit() {
-  auto& groups = emulator::fiber->copy_groups;
-  size_t before = 0;
-  for (const size_t each : groups) before += each;
-  groups.push_back(emulator::fiber->copies.size() - before);
-}
-template <int pending> void copies_wait() {
-  auto& groups = emulator::fiber->copy_groups;
-  while (groups.size() > static_cast<size_t>(pending)) {
-    land_copies(groups.front());
-    groups.erase(groups.begin());
-  }
+  for (const emulator::Copy& copy : emulator::fiber->copies) copy.land();
+  emulator::fiber->copies.clear();
 }
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
@@ -209,6 +191,18 @@ inline void arrive_at(emulator::Mbarrier& b, uint32_t bytes) {
 }
 inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) { arrive_at(emulator::mbarrier(barrier), bytes); }
 inline void mbarrier_arrive(uint32_t barrier) { mbarrier_arrive_expect(barrier, 0); }
+// Copies of before another such arrival may still be on their way.
+inline void copies_arrive(uint32_t barrier) {
+  emulator::Cta& to = *emulator::cta;
+  emulator::mbarrier(to, barrier);
+  auto copies = std::move(emulator::fiber->copies);
+  emulator::fiber->copies.clear();
+  emulator::cluster->copies.push_back([=, &to] {
+    emulator::running(to);
+    for (const emulator::Copy& copy : copies) copy.land();
+    arrive_at(emulator::mbarrier(to, barrier), 0);
+  });
+}
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   emulator::wait_while(emulator::mbarrier(barrier).phase, 1, static_cast<int>(parity));
 }

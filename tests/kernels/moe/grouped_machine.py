@@ -54,11 +54,11 @@ class Machine:
     def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
         assert shared_bytes <= sm90_grouped._SHARED_LIMIT
         which = next(i for i, kind in enumerate(KINDS) if kind in name)
-        return cuda.Kernel(name, (which, int("gate_up" in name), int(name[-4])), shared_bytes, threads)
+        return cuda.Kernel(name, (which, int("gate_up" in name)), shared_bytes, threads)
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int) -> None:  # fmt: skip
-        given, (_, gated, _) = arguments[2], kernel.handle
+        given, (_, gated) = arguments[2], kernel.handle
         rows = self.tokens if gated else self.pairs
         x_bytes = (rows - 1) * given.ld_x + given.x_bytes
         before = Before(given.x, x_bytes, self.pairs * given.n * 2, self.pairs * 4)

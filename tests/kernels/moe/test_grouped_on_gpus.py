@@ -12,10 +12,9 @@ from tests.kernels.moe.test_few_on_gpus import SHAPES, dense_of, weights_of
 from stoker_kernels.launch import pdl
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, keep_experts, reference, triton_route
 from stoker_kernels.moe.hopper import sm90_grouped
-from stoker_kernels.moe.hopper.sm90_grouped import TILES, TokenTile
+from stoker_kernels.moe.hopper.sm90_grouped import Clusters
 
 pytestmark = pytest.mark.gpu
-WAYS = [(kind, tile) for kind in KINDS for tile in TILES[kind]]
 BOUNDS: dict[ExpertKind, float] = dict.fromkeys(KINDS, 3e-2) | {"dense": 8e-3}
 
 
@@ -28,11 +27,12 @@ def _chained(device: torch.device) -> Iterator[None]:
     pdl.enable_pdl(False)
 
 
-@pytest.mark.parametrize(("kind", "tile"), WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("clusters", [Clusters(1, 1), Clusters(2, 2)])
 @pytest.mark.parametrize(("tokens", "skew"), [(37, 0.0), (260, 9.0), (1499, 0.5), (3001, 40.0)])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, tile: TokenTile,
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, clusters: Clusters,
     device: torch.device, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Twenty in a graph that overlap, with equal bits: a stage that is read too early would show. `skew` sends most
@@ -43,7 +43,7 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
     asked = {"activation": "clamped", "limit": 7.0, "shared": shared}
     outs = [torch.empty_like(x) for _ in range(20)]
-    monkeypatch.setattr(sm90_grouped, "tile_of", lambda *_: tile)
+    monkeypatch.setattr(sm90_grouped, "clusters_of", lambda *_: clusters)
     sm90_grouped.experts(x, routes, weights, out=outs[0], **asked)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):

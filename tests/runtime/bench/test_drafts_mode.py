@@ -65,7 +65,7 @@ def test_what_cannot_be_measured_is_said(
 ) -> None:
     with pytest.raises(ConfigError, match="--text is too short for 2 prompts"):
         real_prompts("new", 2, 500, "one line", tokenizer)
-    with pytest.raises(ConfigError, match="--text .*none.txt cannot be read"):
+    with pytest.raises(ConfigError, match=r"--text .*none.txt cannot be read"):
         read_sources(tmp_path / "none.txt")
     assert "def wrap" in read_sources(None)
     assert drafts_mode.main(["--shape", "tiny", "--speculative-config", "", *SIZES]) == 2

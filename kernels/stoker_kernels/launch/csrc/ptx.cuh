@@ -100,11 +100,9 @@ __device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, boo
 }
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// A thread's copies since the last call are a group; wait for all groups but the last `pending`.
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+// Arrives at a barrier, one of those that it waits for, once all copies of this thread up to here have landed.
+__device__ __forceinline__ void copies_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // ---- named barriers ----------------------------------------------------------------------------------------------

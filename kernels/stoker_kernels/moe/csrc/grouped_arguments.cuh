@@ -5,16 +5,13 @@
 
 namespace stoker {
 
-constexpr int GROUPED_LAG = 2;  // k blocks whose rows of x may be on their way; at most stages - 2
+constexpr int GROUPED_GROUPS = 2;                    // of consumers, 64 tokens each
+constexpr int GROUPED_TOKENS = 64 * GROUPED_GROUPS;  // of a CTA's tile
+constexpr int GROUPED_CONSUMERS = 128 * GROUPED_GROUPS, GROUPED_PRODUCERS = 128;
+constexpr int GROUPED_THREADS = GROUPED_CONSUMERS + GROUPED_PRODUCERS;
+constexpr int GROUPED_ROWS = 256;  // of the weight in a tile
 
 enum class GroupedKind { BF16, CHANNEL, BLOCK };
-
-// A CTA of `GROUPS` warpgroups that multiply, 64 tokens of a tile each, and one that brings the operands.
-template <int GROUPS>
-struct GroupedShape {
-  static constexpr int TOKENS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
-  static constexpr int CONSUMER_REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
-};
 
 struct GroupedArguments {
   __nv_bfloat16* out;          // gate-up: [pairs, n] in the plan's order; down: [pairs, n], each row at its pair's place

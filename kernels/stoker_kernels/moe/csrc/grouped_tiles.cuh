@@ -5,9 +5,8 @@
 namespace stoker {
 
 // [stages of W and x][full][empty][places of the experts]
-template <int ROWS, int TOKENS>
 struct GroupedRing {
-  static constexpr int w_bytes = ROWS * 128, x_bytes = TOKENS * 128, stage_bytes = w_bytes + x_bytes;
+  static constexpr int w_bytes = GROUPED_ROWS * 128, x_bytes = GROUPED_TOKENS * 128, stage_bytes = w_bytes + x_bytes;
   uint32_t base, full, empty;
   int2* places;  // [experts]: first and end in the order
 
@@ -30,7 +29,7 @@ struct GroupedTile {
 // Every so-many-th tile of all, expert by expert; of a cluster's each CTA takes its part, the first one more 64 tokens
 // where they are odd. The tiles of an expert that have rows of the weight in common follow each other, so that CTAs read
 // these together.
-template <int TOKENS, int CLUSTER>
+template <int CLUSTER>
 struct GroupedWalk {
   const GroupedArguments& a;
   const int2* places;
@@ -42,7 +41,7 @@ struct GroupedWalk {
 
   // The next tile, if there is one; a cluster's second CTA may have no tokens of it.
   __device__ __forceinline__ bool next() {
-    constexpr int ALL = TOKENS * CLUSTER;
+    constexpr int ALL = GROUPED_TOKENS * CLUSTER;
     while (expert < a.experts) {
       const int2 mine = places[expert];
       const int wide = (max(mine.y - mine.x, 0) + ALL - 1) / ALL, inside = index - before;

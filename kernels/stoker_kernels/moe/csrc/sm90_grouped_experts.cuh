@@ -7,9 +7,10 @@
 // whose 64 pairs the expert does not have multiplies nothing.
 //
 // A fourth of the threads fills the ring: the weight by TMA. Of gate-up, they bring rows of x from where the tokens are,
-// by cp.async into the swizzle that wgmma reads; a k block's rows are handed over when those of the next GROUPED_LAG have
-// been asked for. Of down, rows follow each other and come by TMA; those behind an expert's are of the next and are not
-// stored. CTAs are persistent and find their tiles by themselves from the plan's, whatever tokens those hold.
+// by cp.async into the swizzle that wgmma reads; the copies arrive at the barrier by themselves when they have landed. Of
+// down, rows follow each other and come by TMA; those behind an expert's are of the next and are not stored. CTAs are
+// persistent and find their tiles by themselves from the plan's, whatever tokens those hold. In a cluster of two each takes
+// half of the tokens and loads half of the weight for both, so that it crosses L2 once.
 #pragma once
 #include <cuda.h>
 
@@ -18,18 +19,16 @@
 
 namespace stoker {
 
-template <GroupedKind kind, bool GATED, int GROUPS, int CLUSTER>
+template <GroupedKind kind, bool GATED, int CLUSTER>
 struct GroupedExperts {
   using T = typename GroupedElement<kind>::type;
-  static constexpr int ROWS = 256, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and of the result in a tile
-  using Shape = GroupedShape<GROUPS>;
-  using Ring = GroupedRing<ROWS, Shape::TOKENS>;
-  using Walk = GroupedWalk<Shape::TOKENS, CLUSTER>;
+  using Walk = GroupedWalk<CLUSTER>;
+  static constexpr int ROWS = GROUPED_ROWS, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and the result in a tile
   static constexpr int SHARE = ROWS / CLUSTER;  // of the rows of the weight, that a CTA loads for its cluster
 
   const GroupedArguments& a;
   const CUtensorMap &w_map, &x_map;
-  const Ring ring;
+  const GroupedRing ring;
   const int lane = threadIdx.x % 32, rank = CLUSTER == 1 ? 0 : cluster_rank();
 
   __device__ __forceinline__ GroupedExperts(const GroupedArguments& arguments, const CUtensorMap& w, const CUtensorMap& x,
@@ -37,13 +36,13 @@ struct GroupedExperts {
       : a(arguments), w_map(w), x_map(x), ring(raw, arguments.stages) {}
 
   __device__ __forceinline__ void run() const {
-    const bool producer = threadIdx.x >= Shape::CONSUMERS;
-    if (threadIdx.x == Shape::CONSUMERS) {
+    const bool producer = threadIdx.x >= GROUPED_CONSUMERS;
+    if (threadIdx.x == GROUPED_CONSUMERS) {
       tensor_map_prefetch(&w_map);
       tensor_map_prefetch(&x_map);
       for (int s = 0; s < a.stages; ++s) {
-        mbarrier_init(ring.full + 8 * s, GATED ? 1 + 4 : 1);  // of W, and of each warp that brings rows of x
-        mbarrier_init(ring.empty + 8 * s, 4 * GROUPS * CLUSTER);  // of each warp that multiplies
+        mbarrier_init(ring.full + 8 * s, GATED ? 1 + GROUPED_PRODUCERS : 1);  // of W, and of all that bring rows of x
+        mbarrier_init(ring.empty + 8 * s, 4 * GROUPED_GROUPS * CLUSTER);  // of each warp that multiplies
       }
       mbarrier_init_fence();
     }
@@ -57,14 +56,14 @@ struct GroupedExperts {
     find_places();
     if (CLUSTER > 1) cluster_wait();  // the other CTA's barriers are set up
     if (producer) {
-      registers_shrink<Shape::PRODUCER_REGISTERS>();
+      registers_shrink<40>();
       if (GATED) {
         bring_rows();
-      } else if (threadIdx.x == Shape::CONSUMERS) {
+      } else if (threadIdx.x == GROUPED_CONSUMERS) {
         bring_blocks();
       }
     } else {
-      registers_grow<Shape::CONSUMER_REGISTERS>();
+      registers_grow<232>();
       if (!GATED) grid_dependency_wait();
       multiply();
     }
@@ -72,9 +71,9 @@ struct GroupedExperts {
 
   // Each expert's places in the order, from the plan's tiles.
   __device__ __forceinline__ void find_places() const {
-    for (int i = threadIdx.x; i < a.experts; i += Shape::THREADS) ring.places[i] = {0x7FFFFFFF, 0};
+    for (int i = threadIdx.x; i < a.experts; i += GROUPED_THREADS) ring.places[i] = {0x7FFFFFFF, 0};
     __syncthreads();
-    for (int i = threadIdx.x; i < a.num_tiles; i += Shape::THREADS) {
+    for (int i = threadIdx.x; i < a.num_tiles; i += GROUPED_THREADS) {
       const int expert = load_int(a.tiles + 3 * i), first = load_int(a.tiles + 3 * i + 1), end = load_int(a.tiles + 3 * i + 2);
       if (first >= end) continue;
       atomicMin(&ring.places[expert].x, first);
@@ -111,28 +110,31 @@ struct GroupedExperts {
   // Gate-up: four warps, 16 neighbouring rows of x at a time, of which each takes four, eight lanes a row. Lanes keep
   // where their warp's rows start, in 16 bytes: lane 4i + j that of its j-th of the i-th 16.
   __device__ __forceinline__ void bring_rows() const {
-    constexpr int SIXTEENS = Shape::TOKENS / 16;
-    const int warp = threadIdx.x / 32 - Shape::CONSUMERS / 32;
+    constexpr int SIXTEENS = GROUPED_TOKENS / 16;
+    const int warp = threadIdx.x / 32 - GROUPED_CONSUMERS / 32;
     Walk walk(a, ring.places, rank);
-    GroupedStage asked(1), given(0);
-    int ahead = 0;  // k blocks asked for and not yet handed over
-    auto hand_over = [&] {
-      proxy_fence_async_shared();
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(ring.full + 8 * given.at);
-      given.step(a.stages);
-    };
-    while (walk.next()) {
-      const GroupedTile tile = walk.tile;
-      int starts[(SIXTEENS + 7) / 8];
+    GroupedStage stage(1);
+    constexpr int OF_LANE = (SIXTEENS + 7) / 8;  // rows whose start a lane keeps
+    int pairs[OF_LANE];
+    auto load_pairs = [&] {
 #pragma unroll
-      for (int i = 0; i < (SIXTEENS + 7) / 8; ++i) {
+      for (int i = 0; i < OF_LANE; ++i) {
         const int row = (i * 8 + lane / 4) * 16 + warp * 4 + lane % 4;
-        starts[i] = load_int(a.order + tile.first + max(0, min(row, tile.count - 1))) / a.top_k * (a.ld_x / 16);
+        pairs[i] = load_int(a.order + walk.tile.first + max(0, min(row, walk.tile.count - 1)));
       }
-      for (int kb = 0; kb < a.k_blocks; ++kb) {
-        mbarrier_wait(ring.empty + 8 * asked.at, asked.parity);
-        if (threadIdx.x == Shape::CONSUMERS) load_w(tile, kb, asked.at, Ring::w_bytes);
+    };
+    bool more = walk.next();
+    if (more) load_pairs();
+    while (more) {
+      const GroupedTile tile = walk.tile;
+      int starts[OF_LANE];
+#pragma unroll
+      for (int i = 0; i < OF_LANE; ++i) starts[i] = pairs[i] / a.top_k * (a.ld_x / 16);
+      more = walk.next();
+      if (more) load_pairs();  // they arrive while this tile's rows are brought
+      for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
+        mbarrier_wait(ring.empty + 8 * stage.at, stage.parity);
+        if (threadIdx.x == GROUPED_CONSUMERS) load_w(tile, kb, stage.at, GroupedRing::w_bytes);
         __syncwarp();
         const int chunk = lane % 8;
         const bool there = kb * 128 + chunk * 16 < a.x_bytes;
@@ -141,22 +143,13 @@ struct GroupedExperts {
           if (i * 16 >= tile.count) break;
           const int row = i * 16 + warp * 4 + lane / 8;
           const int start = __shfl_sync(0xFFFFFFFFu, starts[i / 8], i % 8 * 4 + lane / 8);
-          copy_async_16(ring.x(asked.at) + row * 128 + (chunk ^ row % 8) * 16,
+          copy_async_16(ring.x(stage.at) + row * 128 + (chunk ^ row % 8) * 16,
                         a.x + static_cast<int64_t>(there ? start + kb * 8 + chunk : start) * 16, there);
         }
-        copies_commit();
-        asked.step(a.stages);
-        if (ahead == GROUPED_LAG) {
-          copies_wait<GROUPED_LAG>();
-          hand_over();
-        } else {
-          ++ahead;
-        }
+        copies_arrive(ring.full + 8 * stage.at);
       }
     }
-    copies_wait<0>();
-    for (; ahead > 0; --ahead) hand_over();
-    await_releases(asked);
+    await_releases(stage);
   }
 
   // Down, one thread: the ring fills with the weight before the wait for gate-up.
@@ -164,14 +157,14 @@ struct GroupedExperts {
     Walk walk(a, ring.places, rank), walk_x(a, ring.places, rank);
     auto load_x = [&](const GroupedTile& tile, int k_block, int stage) {
 #pragma unroll
-      for (int g = 0; g < GROUPS; ++g) {
+      for (int g = 0; g < GROUPED_GROUPS; ++g) {
         if (g * 64 >= tile.count) break;
         tensor_load_2d(ring.x(stage) + g * 64 * 128, &x_map, k_block * Chunk<T>::elements, tile.first + g * 64,
                        ring.full + 8 * stage, policy_evict_normal());
       }
     };
     auto bytes = [&](const GroupedTile& tile) {
-      return static_cast<uint32_t>(Ring::w_bytes + (tile.count + 63) / 64 * 64 * 128);
+      return static_cast<uint32_t>(GroupedRing::w_bytes + (tile.count + 63) / 64 * 64 * 128);
     };
     int ahead = 0;
     bool waited = false;
@@ -210,6 +203,12 @@ struct GroupedExperts {
     }
   }
 
+  // For a stage's operands. Rows of x were written by threads' copies, and wgmma reads by another proxy.
+  __device__ __forceinline__ void await(const GroupedStage& stage) const {
+    mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+    if (GATED) proxy_fence_async_shared();
+  }
+
   __device__ __forceinline__ void multiply() const {
     const int group = threadIdx.x / 128;
     Walk walk(a, ring.places, rank);
@@ -225,7 +224,8 @@ struct GroupedExperts {
         }
         continue;
       }
-      const GroupedPlaces mine(tile, group);
+      const GroupedPlaces<kind, GATED> mine(a, tile, group);
+      if constexpr (kind == GroupedKind::CHANNEL) prefetch_scales<GATED>(a, tile, tile.row_block * COLUMNS, COLUMNS);
       if constexpr (kind == GroupedKind::BLOCK) {
         sum_blocks(tile, group, stage, sums);
       } else {
@@ -236,21 +236,13 @@ struct GroupedExperts {
   }
 
   __device__ __forceinline__ void sum_all(int group, GroupedStage& stage, float (&sums)[ROWS / 2]) const {
-    // Rows of an instruction. At entry 512 threads have 128 registers each, fewer than one of 256 names.
-    constexpr int TOGETHER = GROUPS == 2 ? ROWS : ROWS / 2;
     int held = -1;  // the stage whose products may still run
     for (int kb = 0; kb < a.k_blocks; ++kb, stage.step(a.stages)) {
-      mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+      await(stage);
       const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int row = 0; row < ROWS; row += TOGETHER) {
-          auto& some = reinterpret_cast<float(&)[TOGETHER / 2]>(sums[row / 2]);
-          Wgmma<T, TOGETHER>::multiply(some, x + step * 2, w + row * 8 + step * 2, kb + step != 0);
-        }
-      }
+      for (int step = 0; step < 4; ++step) Wgmma<T, ROWS>::multiply(sums, x + step * 2, w + step * 2, kb + step != 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (held >= 0) release(held);
@@ -277,7 +269,7 @@ struct GroupedExperts {
       const float now[2] = {next[0], next[1]};
       const int following = min(kb + 1, a.k_blocks - 1);
       next[0] = first[following], next[1] = second[following];
-      mbarrier_wait(ring.full + 8 * stage.at, stage.parity);
+      await(stage);
       const uint64_t x = wgmma_descriptor(ring.x(stage.at) + group * 64 * 128), w = wgmma_descriptor(ring.w(stage.at));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -298,18 +290,18 @@ struct GroupedExperts {
   }
 };
 
-template <GroupedKind kind, bool GATED, int GROUPS, int CLUSTER>
+template <GroupedKind kind, bool GATED, int CLUSTER>
 __device__ __forceinline__ void sm90_grouped_experts(const CUtensorMap& w_map, const CUtensorMap& x_map,
                                                      const GroupedArguments& a) {
   extern __shared__ unsigned char raw[];
-  GroupedExperts<kind, GATED, GROUPS, CLUSTER>(a, w_map, x_map, raw).run();
+  GroupedExperts<kind, GATED, CLUSTER>(a, w_map, x_map, raw).run();
 }
 
 }  // namespace stoker
 
-#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, groups, cluster)                                                \
-  extern "C" __global__ void __launch_bounds__(stoker::GroupedShape<groups>::THREADS, 1)                              \
-      name##_m##groups##_c##cluster(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, \
-                                    const __grid_constant__ stoker::GroupedArguments a) {                             \
-    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, groups, cluster>(w_map, x_map, a);                 \
+#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, cluster)                                                        \
+  extern "C" __global__ void __launch_bounds__(stoker::GROUPED_THREADS, 1)                                            \
+      name##_c##cluster(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,         \
+                        const __grid_constant__ stoker::GroupedArguments a) {                                         \
+    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, cluster>(w_map, x_map, a);                         \
   }

@@ -29,27 +29,24 @@ from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
 
 
-class TokenTile(NamedTuple):
-    """How many times 64 tokens a CTA multiplies, a warpgroup each, and how many CTAs of a cluster share the weight."""
+class Clusters(NamedTuple):
+    """How many CTAs, one or two, share what they read of the weight: of gate-up, and of down."""
 
-    groups: int
-    cluster: int
+    gate_up: int
+    down: int
 
 
-TILES: dict[ExpertKind, tuple[TokenTile, ...]] = {
-    "dense": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
-    "fp8_channel": (TokenTile(2, 1), TokenTile(3, 1), TokenTile(2, 2), TokenTile(3, 2)),
-    "fp8_block": (TokenTile(2, 1), TokenTile(2, 2)),
-}
-_FASTEST: dict[ExpertKind, tuple[tuple[float, TokenTile], ...]] = {
-    "dense": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
-    "fp8_channel": ((96, TokenTile(2, 1)), (math.inf, TokenTile(3, 1))),
-    "fp8_block": ((math.inf, TokenTile(2, 1)),),
+_FASTEST: dict[ExpertKind, tuple[tuple[float, Clusters], ...]] = {
+    "dense": ((256, Clusters(1, 1)), (math.inf, Clusters(1, 2))),
+    "fp8_channel": ((math.inf, Clusters(1, 1)),),
+    "fp8_block": ((math.inf, Clusters(1, 1)),),
 }
 """Up to how many tokens an expert in the mean each is, as measured (LAB.md)."""
+TOKENS = 128  # of a CTA's tile
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
+THREADS = 3 * 128
 MOST_EXPERTS = 2048
-_MOST_STAGES = 4  # of 128 bytes of rows of x and of the weight
+_STAGES = 4  # of 128 bytes of rows of x and of the weight
 _SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
@@ -70,32 +67,22 @@ def tokens_an_expert(routes: Routes) -> float:
     return routes.ids.numel() / routes.plan.experts
 
 
-def tile_of(kind: ExpertKind, tokens: float) -> TokenTile:
-    """The fastest tile for so many tokens an expert."""
-    return next(tile for most, tile in _FASTEST[kind] if tokens <= most)
+def clusters_of(kind: ExpertKind, tokens: float) -> Clusters:
+    """The fastest for so many tokens an expert."""
+    return next(clusters for most, clusters in _FASTEST[kind] if tokens <= most)
 
 
-def stage_bytes(groups: int) -> int:
-    """128 bytes of K of the weight and of tokens, and two barriers."""
-    return (ROWS + 64 * groups) * 128 + 16
-
-
-def stages_of(groups: int, experts: int) -> int:
-    """Stages that fit beside the experts' places."""
-    return min(_MOST_STAGES, (_SHARED_LIMIT - 1024 - 8 * experts) // stage_bytes(groups))
-
-
-def shared_bytes(groups: int, experts: int) -> int:
-    """Dynamic shared memory: the ring on a multiple of 1024 bytes, its barriers, the experts' places."""
-    return 1024 + stages_of(groups, experts) * stage_bytes(groups) + 8 * experts
+def shared_bytes(experts: int) -> int:
+    """Dynamic shared memory: the ring on a multiple of 1024 bytes, two barriers a stage, the experts' places."""
+    return 1024 + _STAGES * ((ROWS + TOKENS) * 128 + 16) + 8 * experts
 
 
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    if weights.kind not in TILES or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(TILES)}, on sm_90, not {weights.kind}"
+    if weights.kind not in _FASTEST or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(_FASTEST)}, on sm_90, not {weights.kind}"
     if not weights.gated:
         return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
@@ -131,8 +118,8 @@ def experts(
     reason = refusal(x, routes, weights, shared)
     if reason is not None:
         raise ValueError(f"--kernel experts=grouped {reason}")
-    tile = tile_of(weights.kind, tokens_an_expert(routes))
-    rows = pair_rows(x, routes, weights, tile, activation=activation, limit=limit)
+    clusters = clusters_of(weights.kind, tokens_an_expert(routes))
+    rows = pair_rows(x, routes, weights, clusters, activation=activation, limit=limit)
     return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
@@ -140,7 +127,7 @@ def pair_rows(
     x: Tensor,
     routes: Routes,
     weights: ExpertWeights,
-    tile: TokenTile,
+    clusters: Clusters,
     *,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
@@ -156,11 +143,11 @@ def pair_rows(
     data, x_scale = read_by_products(x, weights)
     gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
     gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
-    _launch(weights, gate_up, data, tile, gated=True)
+    _launch(weights, gate_up, data, clusters.gate_up, gated=True)
     rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
     data, x_scale = read_by_products(inner, weights)
     down = _arguments(rows, data, x_scale, plan, weights, top_k, gated=False)
-    _launch(weights, down, data, tile, gated=False)
+    _launch(weights, down, data, clusters.down, gated=False)
     return rows
 
 
@@ -177,24 +164,20 @@ def _arguments(
         x_scale=cuda.address_of(x_scale), order=plan.order.data_ptr(), tiles=plan.tiles.data_ptr(),
         slope=CLAMPED_SLOPE, num_tiles=plan.tiles.shape[0], experts=weights.experts, top_k=top_k, n=out.shape[1],
         rows=weight.shape[1], row_blocks=-(-weight.shape[1] // ROWS), k_blocks=-(-columns * size // 128),
-        x_bytes=columns * size, ld_x=x.stride(0) * size,
+        stages=_STAGES, x_bytes=columns * size, ld_x=x.stride(0) * size,
     )  # fmt: skip
 
 
-def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, tile: TokenTile, *, gated: bool) -> None:
-    device, experts = x.device, weights.experts
-    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_m{tile.groups}_c{tile.cluster}"
-    space, threads = shared_bytes(tile.groups, experts), 128 * (tile.groups + 1)
-    chosen = cuda.kernel(STEM, ARCH, name, space, threads, device.index or 0)
-    ctas = sm_count(device)
-    if tile.cluster > 1:
-        ctas = tile.cluster * cuda.resident_clusters(chosen, tile.cluster, _SHARED_LIMIT)
-    arguments.stages = stages_of(tile.groups, experts)
+def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, cluster: int, *, gated: bool) -> None:
+    device = x.device
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_c{cluster}"
+    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(weights.experts), THREADS, device.index or 0)
+    ctas = sm_count(device) if cluster == 1 else cluster * cuda.resident_clusters(chosen, cluster, _SHARED_LIMIT)
     weight = weights.gate_up if gated else weights.down
-    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), ROWS // tile.cluster, gated)
+    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), ROWS // cluster, gated)
     # Gate-up reads x by no map, but a kernel has two.
     x_map = w_map if gated else cuda.tensor_map(x, 64)
-    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl_on(device), cluster=tile.cluster)
+    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl_on(device), cluster=cluster)
 
 
 @functools.cache
