@@ -64,6 +64,19 @@ FAMILIES = (
         (*_PYTHON, "<|python_start|>", "<|python_end|>", "<|", " ", "\n"),
     ),
     Family(
+        "olmo3",
+        'Sure.<function_calls>get_weather(city="Sankt \\"Pölten\\" }{[", days=3)\nnow()</function_calls>',
+        "<function_calls>",
+        (*_PYTHON, "<function_calls>", "</function_calls>", "<function", " ", "\n"),
+    ),
+    Family(
+        "minicpm",
+        'Sure.<|tool_call_start|>\n```python\nget_weather(city="Sankt \\"Pölten\\" }{[",days=3)\nnow()\n```\n'
+        "<|tool_call_end|>",
+        "<|tool_call_start|>",
+        (*_PYTHON, "<|tool_call_start|>", "<|tool_call_end|>", "```python", "```", "<|", " ", "\n"),
+    ),
+    Family(
         "deepseek_v3",
         "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         + ARGUMENTS
@@ -180,6 +193,8 @@ FAMILIES = (
         ),
     ),
 )  # fmt: skip
+# Whose calls are calls only when their parenthesis has closed.
+WHOLE = ("pythonic", "olmo3", "minicpm")
 BY_NAME = {family.name: family for family in FAMILIES}
 
 

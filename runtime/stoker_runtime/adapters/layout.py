@@ -156,7 +156,7 @@ def _adaptable(spec: ModelSpec, *, embeddings: bool) -> list[Parameter]:
         for each in spec.parameters()
         # Rows that lie otherwise in checkpoints would have to be brought into our order in B, too.
         if each.name.rpartition(".")[2] in ADAPTABLE
-        and stored_form(spec, each.name, Vocabulary.HF) is not Stored.GROUPED
+        and stored_form(spec, each.name, Vocabulary.HF) not in (Stored.GROUPED, Stored.PAIRED)
     ]
     return [*first, *linears, *last] if embeddings else linears
 

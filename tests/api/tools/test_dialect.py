@@ -68,6 +68,14 @@ COHERE = (
     + "<|START_THINKING|>{{ plan }}<|END_THINKING|>"
 )
 SEED = QWEN_CODER.replace("tool_call>", "seed:tool_call>") + "{% set begin = '<seed:think>' %}{{ begin }}</seed:think>"
+OLMO3 = (
+    "{% for m in messages %}{{ m.content }}{% if m.function_calls %}<function_calls>{{ m.function_calls }}"
+    "</function_calls>{% endif %}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}{# </think> #}"
+)
+MINICPM = (
+    LOOP + "<|thought_start|>{{ m.thought }}<|thought_end|><|tool_call_start|>```python\n{{ f.name }}("
+    "{% for k, v in f.arguments.items() %}{{ k }}={{ v }}{% endfor %})\n```<|tool_call_end|>" + END
+)
 TWO_FAMILIES = HERMES + "[TOOL_CALLS]"
 PASTES = LOOP + "{{ f.arguments }}" + END
 
@@ -89,6 +97,8 @@ def chosen(source: str, **settings: Any) -> Dialect:
         (DEEPSEEK, "deepseek_v3", "deepseek_v3"),
         (HARMONY, "openai", "openai_gptoss"),
         (PYTHONIC, "pythonic", ""),
+        (OLMO3, "olmo3", "qwen3"),
+        (MINICPM, "minicpm", "minicpm"),
         (GRANITE, "granite", ""),
         (GRANITE_THINKS, "granite", "granite"),
         (GRANITE4, "hermes", ""),

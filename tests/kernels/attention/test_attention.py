@@ -179,3 +179,8 @@ def test_the_start_log_names_the_kernels_behind_attention(
     if "with chunks" in names:
         capped = attention_kernels(torch.device("cuda", 0), kv_dtype=kv_dtype, head_dim=128, group=7, softcap=31.0)
         assert capped == "sm90_decode; triton for chunks: the kernels of SM 9.0 for them take no soft-cap"
+        sizes = {"kv_dtype": kv_dtype, "head_dim": 128, "group": 7}
+        sloped = attention_kernels(torch.device("cuda", 0), slopes=True, **sizes)
+        assert sloped == "triton; no sm90_decode: takes no slopes (ALiBi)"
+        blocks = attention_kernels(torch.device("cuda", 0), patterns=True, **sizes)
+        assert blocks == "sm90_decode; triton for layers that see some blocks alone, and for chunks"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.runtime.executor.published_configs import PUBLISHED
 
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.adapters.memory import AdapterMemory, adapter_bytes, slot_bytes
@@ -18,7 +19,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.step.batch import SlotAssign
 
@@ -53,6 +54,14 @@ def test_what_is_allocated_is_what_was_counted(embeddings: bool) -> None:
     tensors += [each for plan in (step._token_plan, step._row_plan) for each in (plan.order, plan.adapters)]
     assert sum(each.nbytes for each in tensors) == pytest.approx(adapter_bytes(config, TINY), rel=1e-3)
     assert adapter_bytes(replace(config, enable_lora=False, lora_embeddings=False), TINY) == 0
+
+
+def test_matrices_that_lie_otherwise_in_checkpoints_are_not_adapted() -> None:
+    """Of Phi-3-small Q, K and V lie by KV heads, and rows of gate and of up take turns."""
+    config = {**PUBLISHED["Phi-3-small"], "num_hidden_layers": 1}
+    spec = build_spec(ModelSource("m", SourceKind.SHAPE, None, config))
+    layout = AdapterLayout.of(spec, embeddings=False)
+    assert layout.modules == ["model.layers.0.self_attn.dense", "model.layers.0.mlp.down_proj"]
 
 
 def test_a_slot_of_a_7b_model() -> None:

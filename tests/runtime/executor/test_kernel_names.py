@@ -33,7 +33,11 @@ dispatch.ops()  # each is there once its folder is imported
 def test_attention_on_a_gpu_stands_by_its_kernels(
     device: str, chosen: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def names(_: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float) -> str:
+    def names(
+        _: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float, slopes: bool,
+        patterns: bool,
+    ) -> str:  # fmt: skip
+        assert (slopes, patterns) == (False, False)
         return f"{dispatch.dtype_name(kv_dtype)}, {head_dim}, {group}, {softcap}"
 
     monkeypatch.setattr(dispatch, "chosen", lambda: {"paged_attention": chosen, "rms_norm": "triton"})

@@ -87,7 +87,46 @@ def test_rows_are_brought_apart_with_their_scales(name: str, form: str, tmp_path
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GraniteMoeForCausalLM"])
+# Models whose heads have slopes, and those of their class that rotate, at sizes that fill words and groups.
+SLOPED: dict[str, dict[str, Any]] = {
+    "BloomForCausalLM": {"n_head": 6, "hidden_size": 96},
+    "MPTForCausalLM": {"n_heads": 6, "d_model": 96},
+    "FalconForCausalLM": {"hidden_size": 64, "ffn_hidden_size": 96},
+    "FalconForCausalLM-few-kv-heads": {"hidden_size": 64, "ffn_hidden_size": 96},
+    "BaichuanForCausalLM-2-13b": {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 64},
+}
+SLOPED_LINEARS = (
+    "query_key_value.weight", ".dense.weight", "dense_h_to_4h.weight", "dense_4h_to_h.weight", "Wqkv.weight",
+    "out_proj.weight", "W_pack.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight", "down_proj.weight",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq-act-order", "fp8"])
+@pytest.mark.parametrize("name", SLOPED)
+def test_quantized_models_with_slopes(name: str, form: str, tmp_path: Path, paged_model: Any) -> None:
+    save_random(name, tmp_path / "made", **SLOPED[name])
+    settings = json.loads((tmp_path / "made" / "config.json").read_text())
+    config, quantize = FORMATS[form]
+    dense = load_file(tmp_path / "made" / "model.safetensors")
+    packed = {key: tensor for key, tensor in dense.items() if not key.endswith(SLOPED_LINEARS)}
+    for key in dense.keys() - packed.keys():
+        parts, dense[key] = quantize(dense[key])
+        module = key.removesuffix(".weight")
+        packed |= {f"{module}.{name}": each.contiguous() for name, each in parts.items() if name != "bias"}
+    quantized, plain = save_both(tmp_path, settings, packed, config, dense)
+    layers = load(quantized).layers
+    for ours, theirs in zip(layers, load(plain).layers, strict=True):
+        for field in ("qkv", "output", "gate_up", "down"):
+            weight, exact = getattr(ours, field), getattr(theirs, field)
+            assert getattr(weight, "kind", "packed") != "dense"
+            torch.testing.assert_close(values_of(weight).float(), exact.data, rtol=1e-6, atol=0.0)
+    if form != "fp8":
+        ids = [5, 60, 17, 80, 33, 9, 71]
+        got, wanted = (paged_model(str(each)).step([(0, ids)], all_logits=True)[0] for each in (quantized, plain))
+        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GraniteMoeForCausalLM", "Phi3SmallForCausalLM"])
 def test_what_lies_by_columns_or_in_one_stack_is_refused(name: str, tmp_path: Path) -> None:
     save_random(name, tmp_path)
     file = tmp_path / "config.json"

@@ -75,6 +75,8 @@ TOOL_SIGNS = (
     Sign("nemotron_json", ("<TOOLCALL>", "</TOOLCALL>")),
     Sign("cohere", ("<|START_ACTION|>", "<|END_ACTION|>", "tool_name")),
     Sign("seed_oss", ("<seed:tool_call>", "<function=", "<parameter=")),
+    Sign("olmo3", ("<function_calls>", "</function_calls>"), ("<invoke",)),
+    Sign("minicpm", ("<|tool_call_start|>", "```python")),
     Sign("pythonic", ("[func_name1(params_name1=params_value1",)),
 )
 REASONING_SIGNS = (
@@ -83,6 +85,7 @@ REASONING_SIGNS = (
     Sign("granite", ("Here is my thought process:", "Here is my response:")),
     Sign("cohere", ("<|START_THINKING|>", "<|END_THINKING|>")),
     Sign("seed_oss", ("<seed:think>",)),
+    Sign("minicpm", ("<|thought_start|>", "<|thought_end|>")),
     Sign("glm45", ("</think>", "<arg_key>")),
     Sign("deepseek_v3", ("</think>", "<｜Assistant｜>"), ("<arg_key>",)),
     Sign("qwen3", ("</think>",), ("<arg_key>", "<｜Assistant｜>", "[THINK]")),

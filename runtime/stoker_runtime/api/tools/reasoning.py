@@ -53,7 +53,7 @@ class TagReasoningParser(OutputParser):
 
     SPECIAL: ClassVar = (
         "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
-        "<|START_THINKING|>", "<|END_THINKING|>",
+        "<|START_THINKING|>", "<|END_THINKING|>", "<|thought_start|>", "<|thought_end|>",
     )  # fmt: skip
 
     def __init__(self, tags: Tags, opened: Opened) -> None:
@@ -99,6 +99,7 @@ REASONING_PARSERS: Mapping[str, Tags | None] = {
     "mistral": Tags("[THINK]", "[/THINK]"),
     "granite": Tags("Here is my thought process:", "Here is my response:"),
     "cohere": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "minicpm": Tags("<|thought_start|>", "<|thought_end|>"),
     "seed_oss": Tags("<seed:think>", "</seed:think>"),
     **dict.fromkeys(HARMONY_NAMES),
 }

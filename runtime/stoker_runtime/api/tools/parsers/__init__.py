@@ -29,6 +29,8 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "mistral": MistralParser,
     "pythonic": PythonicParser,
     "llama4_pythonic": PythonicParser,
+    "olmo3": PythonicParser,
+    "minicpm": PythonicParser,
     "deepseek_v3": DeepSeekParser,
     "deepseek_v31": DeepSeekParser,
     "glm45": GlmParser,

@@ -1,4 +1,5 @@
-"""Pythonic calls: `[f(a=1), g(b="x")]` as the whole answer, or between the markers of Llama 4 and LFM2.
+"""Pythonic calls: `[f(a=1), g(b="x")]` as the whole answer, or between the markers of Llama 4 and LFM2; a call a line
+between those of OLMo 3, and in a block of code between those of MiniCPM 3 and 4.
 
 Invariants: a call is given out when its parenthesis closes and every argument is a literal with a name, else it and
 the rest of the list are content.
@@ -14,8 +15,9 @@ from stoker_runtime.api.tools.parsers.base import ToolParser
 from stoker_runtime.api.tools.parsers.literals import keywords_json
 from stoker_runtime.api.tools.parsers.text_input import SPACE, Sink, Steps
 
-OPEN = ("<|python_start|>", "<|tool_call_start|>")
-CLOSE = ("<|python_end|>", "<|tool_call_end|>")
+OPEN = ("<|python_start|>", "<|tool_call_start|>", "<function_calls>")
+CLOSE = ("<|python_end|>", "<|tool_call_end|>", "</function_calls>")
+FENCE, FENCE_END = "```python", "```"
 _NAME = re.compile(r"[\w.]+")
 _PLAIN = re.compile(r"[^\"'()\[\]{}]+")
 _IN_SINGLE, _IN_DOUBLE = re.compile(r"[^'\\]+"), re.compile(r'[^"\\]+')
@@ -35,10 +37,22 @@ class PythonicParser(ToolParser):
         while marker := (yield from source.until(OPEN, self._content)):
             source.mark(marker)
             yield from source.run(SPACE)
-            yield from self._list()
+            fenced = yield from source.literal(FENCE)
+            yield from source.run(SPACE)
+            yield from self._list() if (yield from source.peek()) == "[" else self._lines()
             self._content(source.recorded())
             yield from source.run(SPACE)
+            if fenced:
+                yield from source.literal(FENCE_END)
+                yield from source.run(SPACE)
             yield from source.literal(*CLOSE)
+
+    def _lines(self) -> Steps[None]:
+        """Calls one after the other; what turns out to be none stands in the record."""
+        source = self._input
+        while (yield from self._call()):
+            yield from source.run(SPACE)
+            source.mark()
 
     def _list(self) -> Steps[None]:
         """The calls of a list; what turns out to be none stands in the record."""
