@@ -111,9 +111,9 @@ class Reconciler:
         if failures:
             await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
             raise ApplyFailed("; ".join(failures))
-        await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
+        told = await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
-        return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
+        return _FOLLOW_UP_SECONDS if plan.actions or told else plan.requeue_after
 
     def _without(self) -> frozenset[str]:
         """The kinds that nobody has a right to: with no activator, nothing leads to it."""

@@ -8,6 +8,7 @@ Knows nothing of why; the plan carries the reasons.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
@@ -36,10 +37,28 @@ async def carry_out(
     """Do every action, in order; `first`: nothing of the service is there yet. Returns one sentence for each that the
     API server refused.
     """
-    failures = []
     refused = await _names_taken(cluster, service, actions)
     if refused and first:
         actions = tuple(action for action in actions if id(action) in refused)
+    telling: list[asyncio.Task[None]] = []
+    try:
+        failures = await _each(cluster, service, actions, refused, telling)
+        await asyncio.gather(*telling)
+    finally:
+        for task in telling:
+            task.cancel()  # of a replica that may not write any more
+    return failures
+
+
+async def _each(
+    cluster: Cluster,
+    service: Mapping[str, Any],
+    actions: tuple[Action, ...],
+    refused: Mapping[int, NameTaken | ApiError],
+    telling: list[asyncio.Task[None]],
+) -> list[str]:
+    """Do every action; its event is written beside the next one, by a task added to `telling`."""
+    failures = []
     for action in actions:
         try:
             if id(action) in refused:
@@ -58,7 +77,7 @@ async def carry_out(
         reason, message = action.event
         log.info("%s/%s: %s", *service_key(service), message)
         if not action.quiet:
-            await record_event(cluster, service, "Normal", reason, message)
+            telling.append(asyncio.create_task(record_event(cluster, service, "Normal", reason, message)))
     return failures
 
 
