@@ -8,14 +8,13 @@ Knows nothing of why; the plan carries the reasons.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import metrics
-from stoker_operator.apply.events import record_event, service_key
+from stoker_operator.apply.events import Telling, service_key
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests import applied_hash
@@ -32,7 +31,7 @@ class NameTaken(Exception):
 
 
 async def carry_out(
-    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], *, first: bool
+    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], telling: Telling, *, first: bool
 ) -> list[str]:
     """Do every action, in order; `first`: nothing of the service is there yet. Returns one sentence for each that the
     API server refused.
@@ -40,24 +39,6 @@ async def carry_out(
     refused = await _names_taken(cluster, service, actions)
     if refused and first:
         actions = tuple(action for action in actions if id(action) in refused)
-    telling: list[asyncio.Task[None]] = []
-    try:
-        failures = await _each(cluster, service, actions, refused, telling)
-        await asyncio.gather(*telling)
-    finally:
-        for task in telling:
-            task.cancel()  # of a replica that may not write any more
-    return failures
-
-
-async def _each(
-    cluster: Cluster,
-    service: Mapping[str, Any],
-    actions: tuple[Action, ...],
-    refused: Mapping[int, NameTaken | ApiError],
-    telling: list[asyncio.Task[None]],
-) -> list[str]:
-    """Do every action; its event is written beside the next one, by a task added to `telling`."""
     failures = []
     for action in actions:
         try:
@@ -77,7 +58,7 @@ async def _each(
         reason, message = action.event
         log.info("%s/%s: %s", *service_key(service), message)
         if not action.quiet:
-            telling.append(asyncio.create_task(record_event(cluster, service, "Normal", reason, message)))
+            telling.tell("Normal", reason, message)
     return failures
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stoker_operator.apply.children import carry_out
+from stoker_operator.apply.events import Telling
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.plan.actions import Action, Apply, Delete
 
@@ -19,6 +20,14 @@ SERVICE = {
     "kind": "InferenceService",
     "metadata": {"name": "demo", "namespace": "ns", "uid": "u"},
 }
+
+
+async def carried_out(slow: Slow, *actions: Action) -> list[str]:
+    cluster = cast(Cluster, slow)
+    async with Telling(cluster, SERVICE) as telling:
+        failures = await carry_out(cluster, SERVICE, actions, telling, first=False)
+        slow.log.append("carried out")
+    return failures
 
 
 class Slow:
@@ -62,7 +71,7 @@ async def test_actions_keep_their_order_and_each_has_its_event() -> None:
     actions: list[Action] = [action(name) for name in names[:-1]]
     actions += [Delete("Service", names[-1], "uid", "of no use"), action("quiet", quiet=True)]
     slow = Slow(0.01)
-    assert await carry_out(cast(Cluster, slow), SERVICE, tuple(actions), first=False) == []
+    assert await carried_out(slow, *actions) == []
     events = [what for what in slow.done if what.startswith("event")]
     assert [what for what in slow.done if not what.startswith("event")] == [*names, "quiet"]
     assert sorted(events) == sorted(
@@ -73,22 +82,36 @@ async def test_actions_keep_their_order_and_each_has_its_event() -> None:
 
 async def test_an_event_does_not_hold_up_the_next_action() -> None:
     slow = Slow(0.02)
-    await carry_out(cast(Cluster, slow), SERVICE, (action("a"), action("b")), first=False)
+    await carried_out(slow, action("a"), action("b"))
     told = "event: Updated Service a: why a."
     assert slow.log.index("begin b") < slow.log.index(f"end {told}")
     assert told in slow.done
+    assert slow.log.index("carried out") < slow.log.index("end event: Updated Service b: why b.")
 
 
 async def test_what_is_refused_has_no_event_and_an_event_that_is_refused_is_no_failure() -> None:
     slow = Slow(0.001, frozenset({"a", "event: Updated Service b: why b."}))
-    failures = await carry_out(cast(Cluster, slow), SERVICE, (action("a"), action("b"), action("c")), first=False)
+    failures = await carried_out(slow, action("a"), action("b"), action("c"))
     assert failures == ["Updated Service a failed: not yours"]
     assert slow.done == ["b", "c", "event: Updated Service c: why c."]
 
 
+async def test_a_failure_of_what_comes_after_loses_no_event() -> None:
+    slow = Slow(0.01)
+
+    async def fail() -> None:
+        async with Telling(cast(Cluster, slow), SERVICE) as telling:
+            telling.tell("Normal", "Updated", "said")
+            raise ValueError("later")
+
+    with pytest.raises(ValueError, match="later"):
+        await fail()
+    assert slow.done == ["event: said"]
+
+
 async def test_a_replica_that_is_told_to_end_writes_nothing_more() -> None:
     slow = Slow(0.05)
-    work = asyncio.create_task(carry_out(cast(Cluster, slow), SERVICE, (action("a"), action("b")), first=False))
+    work = asyncio.create_task(carried_out(slow, action("a"), action("b")))
     await asyncio.sleep(0.07)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
