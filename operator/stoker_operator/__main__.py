@@ -43,6 +43,10 @@ log = logging.getLogger("stoker.operator")
 # A reconcile makes a few requests of at most half a minute each; one that takes longer than this hangs.
 HUNG_SECONDS = 600.0
 STOP_SECONDS = 1.0
+# A change of one child brings others with it, as a pod that becomes ready does a ReplicaSet and a Deployment: after so
+# long they are looked at together.
+CHILD_SECONDS = 0.1
+_HEAD = {"apiVersion": kinds.INFERENCE_SERVICE.api_version, "kind": kinds.INFERENCE_SERVICE.kind}
 
 
 @dataclass(slots=True)
@@ -110,12 +114,16 @@ async def lead(
 
     async def child_changed(meta: Mapping[str, Any]) -> None:
         for key in handlers.owners(meta["namespace"], meta):
-            await queue.add(key)
+            await queue.add(key, CHILD_SECONDS)
 
     async def service_changed(meta: Mapping[str, Any]) -> None:
         await queue.add((meta["namespace"], meta["name"]))
 
     mirror = Mirror(cluster, settings.namespaces, child_changed, service_changed)
+
+    def news(service: Mapping[str, Any]) -> bool:
+        # kopf's list leaves these two out of its items.
+        return mirror.learn(kinds.INFERENCE_SERVICE, {**_HEAD, **service})
 
     async def wake(key: Key) -> None:
         await queue.add(key)
@@ -146,7 +154,7 @@ async def lead(
     ]
     watches = asyncio.create_task(
         kopf.operator(
-            registry=handlers.registry(queue.add),
+            registry=handlers.registry(queue.add, news),
             settings=handlers.settings(),
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,

@@ -7,7 +7,7 @@ Knows nothing of what a reconcile does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import kopf
@@ -16,6 +16,21 @@ from stoker_operator.cluster.queue import Key
 from stoker_operator.manifests.cache import USER_PREFIX
 from stoker_operator.manifests.identity import INSTANCE
 from stoker_operator.spec.service import GROUP, KIND, PLURAL, VERSION
+
+
+class _NothingKept(kopf.DiffBaseStorage):
+    """What kopf compares events with: nothing. It would copy each object whole, to tell what changed to nobody."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        """An essence without anything."""
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """The same essence."""
+        return kopf.BodyEssence()
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Write nothing."""
 
 
 def settings() -> kopf.OperatorSettings:
@@ -37,12 +52,16 @@ def settings() -> kopf.OperatorSettings:
     # prefix.
     chosen.persistence.finalizer = f"{GROUP}/operator"
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"operator.{GROUP}")
-    chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{GROUP}")
+    chosen.persistence.diffbase_storage = _NothingKept()
     return chosen
 
 
-def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry:
-    """The handlers, each of which calls `enqueue` with the key of the service concerned."""
+def registry(
+    enqueue: Callable[[Key], Awaitable[None]], news: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> kopf.OperatorRegistry:
+    """The handlers, each of which calls `enqueue` with the key of the service concerned, where `news` says that nobody
+    knew the object like this: what we just wrote ourselves comes back as an event.
+    """
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
@@ -50,8 +69,9 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
         return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def service_changed(namespace: str | None, name: str, **_: Any) -> None:
-        await enqueue((namespace or "", name))
+    async def service_changed(namespace: str | None, name: str, event: kopf.RawEvent, **_: Any) -> None:
+        if event["type"] == "DELETED" or news(event["object"]):
+            await enqueue((namespace or "", name))
 
     return handlers
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker_operator import metrics
 from stoker_operator.apply.children import carry_out
+from stoker_operator.apply.events import Telling
 from stoker_operator.apply.status import write_status
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
@@ -105,15 +106,16 @@ class Reconciler:
                 observed = await self._look_closer(service, observed, plan)
                 plan = make_plan(service, observed, self.settings, now)
         await self._note_turn((namespace, name), plan)
-        # 4. apply
-        failures = await carry_out(self.cluster, raw, plan.actions, first=not observed.begun)
-        # 5. status
-        if failures:
-            await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
-            raise ApplyFailed("; ".join(failures))
-        await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
+        async with Telling(self.cluster, raw) as telling:
+            # 4. apply
+            failures = await carry_out(self.cluster, raw, plan.actions, telling, first=not observed.begun)
+            # 5. status
+            if failures:
+                await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
+                raise ApplyFailed("; ".join(failures))
+            told = await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now), telling)
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
-        return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
+        return _FOLLOW_UP_SECONDS if plan.actions or told else plan.requeue_after
 
     def _without(self) -> frozenset[str]:
         """The kinds that nobody has a right to: with no activator, nothing leads to it."""
@@ -182,7 +184,8 @@ class Reconciler:
         place = (meta["namespace"], meta["name"], meta["uid"])
         state = await observe_pods(self.cluster, self.pods, *place, self._without())
         found = status.refused(raw.get("status") or {}, int(meta.get("generation", 1)), finding, state, now)
-        await write_status(self.cluster, raw, found)
+        async with Telling(self.cluster, raw) as telling:
+            await write_status(self.cluster, raw, found, telling)
 
 
 def _serves(raw: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kopf
 import pytest
 
 from stoker_operator.handlers import owners, registry, settings
@@ -45,3 +46,31 @@ def test_watches_end() -> None:
     assert chosen.watching.client_timeout
     assert chosen.watching.connect_timeout
     assert chosen.peering.standalone
+
+
+async def test_what_we_wrote_ourselves_is_no_news() -> None:
+    told: list[tuple[str, str]] = []
+
+    async def enqueue(key: tuple[str, str]) -> None:
+        told.append(key)
+
+    known = {"metadata": {"resourceVersion": "7"}}
+    (handler,) = registry(enqueue, lambda item: item != known)._watching.get_all_handlers()
+
+    async def happen(kind: str | None, item: dict[str, Any]) -> list[tuple[str, str]]:
+        told.clear()
+        await handler.fn(namespace="ns", name="demo", event={"type": kind, "object": item})  # type: ignore[call-arg]
+        return list(told)
+
+    assert await happen("MODIFIED", {"metadata": {"resourceVersion": "8"}}) == [("ns", "demo")]
+    assert await happen(None, {"metadata": {"resourceVersion": "8"}}) == [("ns", "demo")]
+    assert await happen("MODIFIED", known) == []
+    assert await happen("DELETED", known) == [("ns", "demo")]
+
+
+def test_kopf_compares_nothing_and_stores_nothing() -> None:
+    storage, patch = settings().persistence.diffbase_storage, kopf.Patch()
+    body = kopf.Body({"metadata": {"name": "demo", "annotations": {"a": "b"}}, "spec": {"replicas": 3}})
+    assert storage.build(body=body) == storage.fetch(body=body) == {}
+    storage.store(body=body, patch=patch, essence=storage.build(body=body))
+    assert not patch

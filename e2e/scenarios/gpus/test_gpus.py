@@ -16,15 +16,20 @@ from e2e.scenarios.streams import streaming
 GPU = "nvidia.com/gpu"
 
 
+def give(kube: Kube, gpus: int | None) -> None:
+    """Let the node have so many GPUs; None = it knows of none."""
+    node = kube.items("nodes")[0]["metadata"]["name"]
+    for field in ("capacity", "allocatable"):
+        told = None if gpus is None else str(gpus)
+        kube.merge("node", node, {"status": {field: {GPU: told}}}, "--subresource=status")
+
+
 @pytest.fixture
 def gpus(kube: Kube) -> Iterator[int]:
     """The node has two GPUs for the length of a test."""
-    node = kube.items("nodes")[0]["metadata"]["name"]
-    for field in ("capacity", "allocatable"):
-        kube.merge("node", node, {"status": {field: {GPU: "2"}}}, "--subresource=status")
+    give(kube, 2)
     yield 2
-    for field in ("capacity", "allocatable"):
-        kube.merge("node", node, {"status": {field: {GPU: None}}}, "--subresource=status")
+    give(kube, None)
 
 
 def held(kube: Kube) -> int:
@@ -38,10 +43,15 @@ def held(kube: Kube) -> int:
 
 
 def test_a_pod_that_does_not_fit_names_the_resource(place: Kube, gpus: int) -> None:
+    # While there is none, no pod runs, and what is compared stays as it is for as long as it is read.
+    give(place, 0)
     place.apply(stoker.service("model", replicas=gpus + 1, resources={"gpus": 1}))
     condition = stoker.wait_reason(place, "model", "Unschedulable")
     assert GPU in condition["message"], condition["message"]
     golden.check(Path(__file__).parent / "golden" / "unschedulable.txt", golden.situation(place, "model"))
+    give(place, gpus)
+    eventually("pods hold what GPUs there are", lambda: held(place) == gpus, 120)
+    stoker.wait_reason(place, "model", "Unschedulable")
     place.kubectl("scale", "infsvc/model", f"--replicas={gpus}")
     stoker.wait_ready(place, "model")
     eventually("only what serves holds GPUs", lambda: held(place) == gpus, 60)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import metrics
-from stoker_operator.apply.events import record_event, service_key
+from stoker_operator.apply.events import Telling, service_key
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests import applied_hash
@@ -31,15 +31,15 @@ class NameTaken(Exception):
 
 
 async def carry_out(
-    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], *, first: bool
+    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], telling: Telling, *, first: bool
 ) -> list[str]:
     """Do every action, in order; `first`: nothing of the service is there yet. Returns one sentence for each that the
     API server refused.
     """
-    failures = []
     refused = await _names_taken(cluster, service, actions)
     if refused and first:
         actions = tuple(action for action in actions if id(action) in refused)
+    failures = []
     for action in actions:
         try:
             if id(action) in refused:
@@ -58,7 +58,7 @@ async def carry_out(
         reason, message = action.event
         log.info("%s/%s: %s", *service_key(service), message)
         if not action.quiet:
-            await record_event(cluster, service, "Normal", reason, message)
+            telling.tell("Normal", reason, message)
     return failures
 
 

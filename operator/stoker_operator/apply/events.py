@@ -7,10 +7,12 @@ Knows nothing of why; what is told comes with its sentence.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 from stoker_operator.cluster import kinds
@@ -56,3 +58,32 @@ async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, 
         if error.reason == "AlreadyExists":
             return
         log.warning("%s/%s: event %s was not recorded: %s", *service_key(service), reason, error)
+
+
+class Telling:
+    """Writes events on one service beside whatever else is written: `async with` it, and all are written at its end.
+
+    Whoever is cancelled in it, as a replica that may not write any more, writes none after that.
+    """
+
+    def __init__(self, cluster: Cluster, service: Mapping[str, Any]) -> None:
+        self._cluster, self._service = cluster, service
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def tell(self, kind: str, reason: str, message: str) -> None:
+        """As `record_event`, from now on."""
+        event = record_event(self._cluster, self._service, kind, reason, message)
+        self._tasks.append(asyncio.create_task(event))
+
+    async def __aenter__(self) -> Telling:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None or isinstance(error, Exception):
+                await asyncio.gather(*self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()

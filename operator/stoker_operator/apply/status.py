@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker_operator import metrics
-from stoker_operator.apply.events import record_event, service_key
+from stoker_operator.apply.events import Telling, service_key
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests.canary import ABORTED, FAILED, PASSED, PROMOTED
@@ -24,7 +24,9 @@ log = logging.getLogger("stoker.operator")
 OTHERS = ("wake",)
 
 
-async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+async def write_status(
+    cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any], telling: Telling
+) -> bool:
     """Write the status if it says something new, with the events of what is news."""
     earlier = service.get("status") or {}
     if not _differs(earlier, status):
@@ -45,7 +47,7 @@ async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Map
     _count_canary(earlier, status)
     for kind, told in _news(earlier, status):
         log.info("%s/%s: %s: %s", *service_key(service), told["reason"], told["message"])
-        await record_event(cluster, service, kind, told["reason"], told["message"])
+        telling.tell(kind, told["reason"], told["message"])
     return True
 
 

@@ -43,6 +43,14 @@ class ApiError(Exception):
         self.message = message
 
 
+class _PlainClient(kubernetes.ApiClient):
+    """The library's client for bodies that are plain data already: it would copy each, value by value."""
+
+    def sanitize_for_serialization(self, obj: Any) -> Any:
+        """The same data."""
+        return obj
+
+
 class Cluster:
     """Requests to the API server. Use `connect` to make one and `close` to end it."""
 
@@ -71,7 +79,7 @@ class Cluster:
         configuration.connection_pool_maxsize = 0
         # To trust the environment means to read ~/.netrc in a thread for every request; only proxies are of use here.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
-        return cls(kubernetes.ApiClient(configuration), concurrency)
+        return cls(_PlainClient(configuration), concurrency)
 
     def aside(self, concurrency: int) -> Cluster:
         """The same connections with slots of their own, for what must not wait in line."""

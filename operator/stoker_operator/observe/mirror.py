@@ -197,9 +197,13 @@ class Mirror(Cluster):
 
     def take_over(self, kind: Kind, item: Object) -> Object:
         """Read an object that somebody was given from now on, where its kind is followed and it is news."""
-        if kind.kind in self._shelves:
-            self._shelves[kind.kind].put(item)
+        self.learn(kind, item)
         return item
+
+    def learn(self, kind: Kind, item: Object) -> bool:
+        """As `take_over`; whether it was news, as all is of a kind that is not followed."""
+        shelf = self._shelves.get(kind.kind)
+        return shelf is None or shelf.put(item)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
         """As Cluster's; from then on the object is seen as one that is being deleted."""

@@ -1,7 +1,8 @@
 """One immutable snapshot of everything a plan may depend on: the children, the pods, what the pods say.
 
 Invariants: reads only; every object is read in the same reconcile that uses it, so nothing is decided from
-an event or from memory; a revision that already answered is not asked again.
+an event or from memory; a revision that already answered is not asked again, and neither is a pod that answered within
+the last two seconds, unless it fell silent since.
 Knows nothing of what should be done.
 """
 
@@ -29,7 +30,7 @@ from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.groups import members, read_groups
-from stoker_operator.observe.pod_http import PodClient, pod_address
+from stoker_operator.observe.pod_http import RECENT_SECONDS, PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress, workload_of
 from stoker_operator.spec.service import InferenceService
@@ -198,7 +199,7 @@ async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str,
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    words = await asyncio.gather(*(pods.word(address) for address in asked.values()))
+    words = await asyncio.gather(*(pods.word(address, within=RECENT_SECONDS) for address in asked.values()))
     return dict(zip(asked, words, strict=True))
 
 

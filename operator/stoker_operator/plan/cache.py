@@ -229,13 +229,13 @@ def from_jobs(
     known = _known_model(service, observed, base.source, latest)
     broken = _broken_cache(service, observed, latest)
     base = replace(base, resolved=known)
+    if known is not None and broken is None and rot is None and (latest is None or is_finished(latest)):
+        return replace(base, model=known)  # nearly always, and nobody asks what the Job was made with
     changed = _changed(service, settings, _volume_uid(observed, base), latest) if latest is not None else ""
     if latest is not None and not is_finished(latest):
         if not changed:
             return _while_running(observed, base, latest, known, now)
         base = replace(base, actions=(*base.actions, *delete(latest, f"it runs with another {changed}")))
-    elif known is not None and broken is None and rot is None:
-        return replace(base, model=known)
     elif latest is not None and not changed and tells_later(observed, latest):
         return _while_running(observed, base, latest, known, now)
     failed_at = condition_time(latest, "Failed") if latest else None

@@ -25,6 +25,7 @@ from stoker_operator.spec.endpoint import (
     read_observability,
 )
 from stoker_operator.spec.follow import Followed, follow_problems, read_followed
+from stoker_operator.spec.lately import Lately
 from stoker_operator.spec.later import name_later, split_unknown
 from stoker_operator.spec.model import HUBS, Model, read_model
 from stoker_operator.spec.operations import (
@@ -188,6 +189,14 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
     `tolerate_unknown`: fields that nobody here knows are named in `unknown` instead. The API server drops what its CRD
     does not know, so such a field means that the CRD is newer than this program.
     """
+    service = _LATELY.read(raw, tolerate_unknown)
+    service = replace(service, status=Reader(raw, "", []).mapping("status").raw)
+    followed = read_followed(service.status, service.model.follows)
+    return replace(service.at(followed.commit), followed=followed)
+
+
+def _read(raw: Mapping[str, Any], tolerate_unknown: bool) -> InferenceService:
+    """The typed service, as its spec alone has it. Raises SpecError."""
     problems: list[str] = []
     reader = Reader(raw, "", problems)
     meta = reader.mapping("metadata")
@@ -238,10 +247,10 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         problems.extend(_canary_problems(service, problems))
     if problems:
         raise SpecError(problems)
-    followed = read_followed(service.status, service.model.follows)
-    return replace(service.at(followed.commit), followed=followed)
+    return replace(service, status={})
 
 
+_LATELY = Lately(_read)
 POOL_NEVER_WAKES = (
     "spec.endpoint.inferencePool: holds pods alone, so no request would wake the service; it needs autoscaling.min of "
     "at least 1"

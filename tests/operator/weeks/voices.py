@@ -53,7 +53,7 @@ class Voices(PodClient):
         pod = self._machines.at(address.ip)
         return pod if pod is not None and self._machines.answers(pod) else None
 
-    async def word(self, address: Address) -> str | None:
+    async def word(self, address: Address, *, within: float = 0.0) -> str | None:
         return "" if self._pod(address) is not None else None
 
     async def complete(self, address: Address, model: str) -> str:
