@@ -110,4 +110,5 @@ def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *,
     units = -(-columns // (_UNIT * _WARPS * _CTAS))
     ahead = next((each for each in _AHEAD if units <= each), _AHEAD[-1])
     kernel = cuda.kernel(STEM, ARCH, f"{STEM}_a{ahead}", _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
-    cuda.launch(kernel, (clusters + (words is not None)) * _CTAS, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)
+    ctas = (clusters + (words is not None)) * _CTAS
+    cuda.launch(kernel, ctas, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)
