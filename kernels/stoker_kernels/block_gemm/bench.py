@@ -177,9 +177,9 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
             yield f"{tile.tokens} tokens, {splits} splits", functools.partial(_by_tile, x, copies, out, tile, splits)
     if sm90_few.refusal(x, copies[0], None, out) is None:
         name, columns = copies[0].format, copies[0].columns
-        tile = sm90_few.tile_for(name, m, columns)
+        few = sm90_few.tile_for(name, m, columns)
         for split in range(1, sm90_few.MAX_SPLIT + 1):
-            if tile.room(name, -(-columns // STEP // split))[1]:
+            if few.room(name, -(-columns // STEP // split))[1]:
                 yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
     if m >= 32:
         made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
