@@ -3,7 +3,7 @@
 `csrc/cpu_blocks.c` unpacks and multiplies on a CPU (`cpu.py`, compiled by `launch/cc.py`); four formats have an order
 of their own (`cpu_packed.py`), multiplied in bf16 by `csrc/cpu_packed.c` and in fp32 by `cpu_packed_floats.c`. For a
 GPU blocks are brought into planes of bits (`planes.py`, by `store_planes`) and multiplied in Triton
-(`triton_planes.py`), of few tokens on Hopper in CUDA (`sm90_few.py`); `plane_choose.py` says how many tokens go which
+(`triton_planes.py`), for few tokens on Hopper in CUDA (`sm90_few.py`); `plane_choose.py` says how many tokens go which
 way. `reference.py` is the oracle of all.
 `encode.py` rounds matrices to Q8_0 and Q4_K.
 Must never know: files, models. A new format: `quant/block_weight.py` and `quant/block_planes.py`, `fields.py`, and

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.block_gemm.test_blocks import by_definition
+from tests.kernels.block_gemm.test_blocks import by_definition, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 from tests.kernels.emulator.blocks import Machine, compile_blocks
 
@@ -86,6 +86,20 @@ def test_long_rows_take_a_kernel_of_fewer_tokens() -> None:
     assert sm90_few.tile_for("Q8_0", 30, 4096).tokens == 32
     assert sm90_few.tile_for("Q8_0", 30, 28672).tokens == 8
     assert sm90_few.tile_for("Q8_0", 12, 14336).tokens == 16
+
+
+@pytest.mark.parametrize("name", sm90_few.FORMATS)
+def test_a_token_of_one_column_brings_out_its_weights(machine: Machine, name: str) -> None:
+    """Exactly what the gguf package decodes, rounded once."""
+    for tokens in (random.randint(1, 16), random.randint(17, 32)):
+        rows, columns = 16 * random.randint(1, 4), 256 * random.randint(1, 3)
+        data = random_rows(name, rows, columns)
+        at = torch.randint(0, columns, (tokens,))
+        x = torch.nn.functional.one_hot(at, columns).bfloat16()
+        out = torch.empty((tokens, rows), dtype=torch.bfloat16)
+        machine.x, machine.out = x, out
+        sm90_few.linear(x, in_planes(name, data, columns), None, out)
+        assert torch.equal(out, by_definition(data, name)[:, at].t().bfloat16())
 
 
 def test_more_tokens_take_several_launches(machine: Machine) -> None:
