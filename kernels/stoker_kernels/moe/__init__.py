@@ -2,10 +2,10 @@
 
 `triton_route.py` chooses and sorts, for some dozens of tokens `hopper/` in one launch; `triton_keep.py` leaves one
 rank's; `fused.py` has the Hopper kernels choose by themselves for the fewest tokens. `choose.py` has the fewest tokens
-multiplied by `sm90_few.py` on Hopper, else by `triton_experts.py`, with `triton_fp4.py`, `triton_int4.py` and
-`triton_int8.py` what `layouts/` lays out; `tiles.py` holds sizes by rule, `variants.py` what is compiled ahead,
-`reference.py` is the oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py` runs these
-kernels in one way, and `rows.py` is the CPU's.
+multiplied by `hopper/sm90_few.py`, many by `hopper/sm90_grouped.py`, all else by `triton_experts.py`, with
+`triton_fp4.py`, `triton_int4.py` and `triton_int8.py` what `layouts/` lays out; `tiles.py` holds sizes by rule,
+`variants.py` what is compiled ahead, `reference.py` is the oracle, `bench.py` checks and times. Where batch invariance
+is demanded `fixed.py` runs these kernels in one way, and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers,
 and in `csrc/few_choice.cuh`, or refused by `sm90_few.py`.
 """

@@ -16,9 +16,23 @@ inline void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_
   block_mma(d, a, b);
 }
 
+// A group ends with a copy to nowhere.
 inline void copy_weight(uint32_t to, const void* from, uint64_t) {
   copy_async_16(emulator::shared(to), from, true);
 }
+inline void copies_commit() { emulator::fiber->copies.push_back({nullptr, nullptr, false}); }
+template <int pending>
+void copies_wait_group() {
+  auto& copies = emulator::fiber->copies;
+  int groups = 0;
+  for (const emulator::Copy& copy : copies) groups += copy.to == nullptr;
+  while (groups > pending) {
+    if (copies.front().to != nullptr) copies.front().land();
+    groups -= copies.front().to == nullptr;
+    copies.erase(copies.begin());
+  }
+}
+
 inline void block_cluster_sync() {
   if (cluster_size() == 1) emulator::fail("a barrier of a cluster of one");
   cluster_arrive();

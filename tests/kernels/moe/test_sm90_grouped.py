@@ -17,7 +17,7 @@ from tests.kernels.moe.oracle import mixed, random_experts
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, quantize_experts, reference
+from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, choose, quantize_experts, reference, triton_experts
 from stoker_kernels.moe.hopper import sm90_grouped
 from stoker_kernels.moe.hopper.sm90_grouped import Clusters
 
@@ -112,3 +112,21 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         sm90_grouped.experts(x, routes, ungated)
     monkeypatch.setattr(sm90_grouped, "MOST_EXPERTS", 3)
     assert "4 experts" in str(sm90_grouped.refusal(x, routes, weights, None))
+
+
+@pytest.mark.parametrize(("bound", "taken"), [(9.0, True), (12.0, True), (12.5, False)])
+def test_tokens_an_expert_choose_the_kernels(monkeypatch: pytest.MonkeyPatch, bound: float, taken: bool) -> None:
+    """Of a rank's experts as of all: 54 tokens that choose 2 of 9 experts are 12 an expert."""
+    ran: list[str] = []
+    for name, module in (("grouped", sm90_grouped), ("triton", triton_experts)):
+        monkeypatch.setattr(module, "experts", lambda *_, name=name, **__: ran.append(name))
+    monkeypatch.setattr(sm90_grouped, "refusal", lambda *_: None)
+    monkeypatch.setattr(choose, "MANY_TOKENS", {"dense": bound})
+    x, routes = torch.randn(54, 80).bfloat16(), routes_of(54, 2, 9, 0, 0.0, "any")
+    for experts in (9, 4):
+        choose.experts(x, routes, case_of("dense", 48, 80, experts, bias=False, seed=0))
+    assert ran == ["grouped" if taken else "triton"] * 2
+    monkeypatch.setattr(sm90_grouped, "refusal", lambda *_: "a reason")
+    choose.experts(x, routes, case_of("dense", 48, 80, 9, bias=False, seed=0))
+    choose.experts(x, routes, case_of("mxfp4", 64, 96, 9, bias=False, seed=0))
+    assert ran[2:] == ["triton"] * 2

@@ -37,11 +37,13 @@ __device__ __forceinline__ void block_mma_first(float (&d)[4], const uint32_t (&
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
 }
 
-// 16 bytes of a weight to shared memory, past L1 and not kept in L2.
+// 16 bytes of a weight to shared memory, past L1 and not kept in L2; and a thread's copies in groups, all but the last
+// `pending` of which are there after the wait.
 __device__ __forceinline__ void copy_weight(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
                : "memory");
 }
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // A barrier of every thread of the cluster, after which its writes are seen.
 __device__ __forceinline__ void block_cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -55,6 +57,11 @@ __device__ __forceinline__ float4 read_peer_floats(const float* local, int rank)
                : "r"(cluster_address(shared_address(local), rank))
                : "memory");
   return value;
+}
+
+template <int pending>
+__device__ __forceinline__ void copies_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 }  // namespace stoker

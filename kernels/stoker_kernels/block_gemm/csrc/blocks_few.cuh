@@ -105,7 +105,7 @@ __device__ __forceinline__ void blocks_few(const BlockArguments& p) {
     float total[N_TILES][4] = {};
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
-      copies_wait<UNITS - 1>();
+      copies_wait_group<UNITS - 1>();
       __syncwarp();
       if (own > slice * BLOCK_WARPS) {
         const unsigned char* unit = s.ring + (place * SLICES + slice) * F::UNIT_BYTES;

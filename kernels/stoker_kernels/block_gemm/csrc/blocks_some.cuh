@@ -103,11 +103,11 @@ __device__ __forceinline__ void blocks_some(const BlockArguments& p) {
 #pragma unroll 1
       for (int step = 0; step < steps; step++) {
         if (p.depth == 1) {
-          copies_wait<0>();
+          copies_wait_group<0>();
         } else if (p.depth == 2) {
-          copies_wait<1>();
+          copies_wait_group<1>();
         } else {
-          copies_wait<2>();
+          copies_wait_group<2>();
         }
         __syncwarp();
         const unsigned char* unit = ring + place * F::UNIT_BYTES;
