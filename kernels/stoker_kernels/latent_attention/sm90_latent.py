@@ -94,6 +94,9 @@ def model_refusal(rank: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> str |
 def latent_refusal(q: Tensor, cache: Tensor, sizes: Sizes, scale: float) -> str | None:
     """None where the kernels run these tensors, else why not."""
     page, page_stride = cache.shape[2], cache.stride(0)
+    refusal = model_refusal(sizes.rank, q.dtype, cache.dtype)
+    if refusal is not None:
+        return refusal
     if sizes.rope != ROPE:
         return f"takes rotated parts of {ROPE}, not {sizes.rope}"
     if page < LEAST_PAGE:
@@ -102,7 +105,7 @@ def latent_refusal(q: Tensor, cache: Tensor, sizes: Sizes, scale: float) -> str 
         return f"takes a positive scale, not {scale}"
     if page_stride % WIDTH or cache.data_ptr() % 16 or q.data_ptr() % 16 or q.stride(0) % 8 or sizes.nope % 8:
         return "rows do not start on multiples of 16 bytes, or pages not on whole rows"
-    return model_refusal(sizes.rank, q.dtype, cache.dtype)
+    return None
 
 
 def part_count(meta: AttentionMeta, heads: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker_kernels.launch import aot
+from stoker_kernels.launch import aot, nvcc
 
 SHARED_MEMORY = {86: 99, 90: 227}
 
@@ -42,3 +43,12 @@ def test_chunks_on_hopper_use_wgmma() -> None:
     compiled: Any = aot.compile_variant(widest("latent_prefill_kernel", 90))
     assert "wgmma.mma_async" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= SHARED_MEMORY[90] * 1024
+
+
+def test_hoppers_own_kernels_keep_their_sums_in_registers(tmp_path: Path) -> None:
+    try:
+        remarks = nvcc.compile_cubin("sm90_latent", "sm_90a", tmp_path)
+    except nvcc.NvccMissing as missing:
+        pytest.skip(str(missing))
+    assert "spill" not in remarks
+    assert "serialized" not in remarks

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.kernels.emulator.latent import absorbed_of, compile_latent, run, run_context
 from tests.kernels.latent_attention.latent_batches import LatentBatch, Shape, random_batch
 
-from stoker_kernels.latent_attention import reference
-from stoker_kernels.latent_attention.sm90_latent import LOG2E, TILE_KEYS
+from stoker_kernels.latent_attention import reference, sm90_latent
+from stoker_kernels.latent_attention.shapes import sizes_of
+from stoker_kernels.latent_attention.sm90_latent import LOG2E, TILE_KEYS, latent_refusal
 
 BF16 = torch.bfloat16
 
@@ -112,3 +114,35 @@ def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: i
         at += count
     assert got[nothing].isnan().all()
     assert (lse[nothing] == -float("inf")).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "reason"),
+    [
+        (Shape(3, 16, 64, 8, 512, page=4, dtype=BF16), 0.1, "takes pages of 8 tokens and more, not 4"),
+        (Shape(3, 16, 32, 8, 512, page=16, dtype=BF16), 0.1, "takes rotated parts of 64, not 32"),
+        (Shape(3, 16, 64, 8, 256, page=16, dtype=BF16), 0.1, "takes latents of 512, not 256"),
+        (Shape(3, 12, 64, 8, 512, page=16, dtype=BF16), 0.1, "rows do not start on multiples of 16 bytes"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=torch.float16), 0.1, "takes queries and a cache of bfloat16"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16, cache_scale=0.1), 0.1, "and a cache of bfloat16"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16), -0.1, "takes a positive scale, not -0.1"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16), 0.1, None),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_take_is_said(shape: Shape, scale: float, reason: str | None) -> None:
+    batch = random_batch(shape, [(1, 3)], decodes=1)
+    found = latent_refusal(batch.q, batch.cache, sizes_of(batch.q, batch.cache, batch.kv_b), scale)
+    assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "longest", "parts"),
+    [(128, 64, 4096, 66), (16, 64, 4096, 132), (130, 64, 4096, 44), (16, 3, 300, 9)],
+)
+def test_parts_fill_the_chip_where_there_are_as_many_pieces(
+    heads: int, rows: int, longest: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sm90_latent, "sm_count", lambda _: 132)
+    meta = step(1, 64, [1] * rows).meta
+    assert sm90_latent.part_count(replace(meta, max_seq_len=longest), heads) == parts
