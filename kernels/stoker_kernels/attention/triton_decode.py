@@ -265,7 +265,7 @@ def decode_kernel(
     if num_splits > 1:
         # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
         some = tl.where(norm > 0.0, norm, 1.0)
-        lse = m + tl.log2(some)
+        lse = m + tl.log2(some if PATTERN else norm)
         inverse = 1.0 / some
         lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * heads + q_heads
         partial_ptrs = partial_ptr + (
@@ -292,9 +292,11 @@ def decode_kernel(
             lse = tl.load(lse_ptrs, mask=g < heads, other=0.0, cache_modifier=".cg")
             o = tl.load(partial_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
             m_new = tl.maximum(m, lse)
-            base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of no key yet
-            alpha = tl.exp2(m - base)
-            weight = tl.exp2(lse - base)
+            base = m_new
+            if PATTERN:
+                base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of heads that have seen no key yet
+            alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - base))
+            weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - base))
             norm = norm * alpha + weight
             acc = acc * alpha[:, None] + o * weight[:, None]
             if FP8:
