@@ -16,7 +16,8 @@ from stoker_kernels.moe.tiles import in_one_program
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 
 FEW_TOKENS = 2  # up to which the Hopper kernels are faster
-MANY_TOKENS: dict[str, float] = {"dense": math.inf}  # an expert in the mean, from which on those for many are
+# Tokens an expert in the mean, from which on those for many are.
+MANY_TOKENS: dict[str, float] = {"dense": math.inf, "fp8_channel": 48, "fp8_block": 48}
 ONE_LAUNCH = range(1, sm90_route.MOST_TOKENS + 1)  # tokens that one CTA chooses for faster than two kernels
 
 
