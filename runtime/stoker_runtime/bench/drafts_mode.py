@@ -12,6 +12,7 @@ are the same on both is said. Knows nothing of how drafts are found.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -20,6 +21,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import torch
 
 from stoker_runtime.bench.engine_flags import engine_config, parser
 from stoker_runtime.bench.rounds import FIRST_TOKEN, GREEDY
@@ -167,7 +170,7 @@ def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int
     pace = speculation.pace
     forced = Forced(max(pace.ladder), executor.verify_tokens)
     speculation.pace = forced
-    found = []
+    found: list[Cost] = []
     for n in ns:
         plain = 0.0
         for k in (0, *pace.ladder):
@@ -184,6 +187,25 @@ def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int
             plain = step if k == 0 else plain
             found.append(Cost(n, k, step * 1e3, step / plain))
     return found
+
+
+def measure_costs(config: EngineConfig, ns: Sequence[int], input_len: int, output_len: int) -> tuple[int, list[Cost]]:
+    """The vocabulary's size, and `costs` of an engine of this configuration, which is gone afterwards."""
+    executor = build_executor(config)
+    try:
+        executor.capture()
+        described = executor.describe()
+        print("# " + ", ".join(f"{name}: {described[name]}" for name in ("model", "device", "dtype")))
+        return executor.vocab_size, costs(executor, ns, input_len, output_len)
+    finally:
+        executor.close()
+
+
+def give_back() -> None:
+    """Free what an engine held that is gone: another one takes all of a device that is free."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def outputs_of(config: EngineConfig, rounds: Sequence[Sequence[Prompt]], output_len: int) -> list[Timed]:
@@ -204,7 +226,9 @@ def outputs_of(config: EngineConfig, rounds: Sequence[Sequence[Prompt]], output_
 def gains(config: EngineConfig, cases: Sequence[tuple[str, Sequence[Prompt]]], output_len: int) -> list[Gain]:
     """Each case by an engine without drafts and by one with them."""
     rounds = [prompts for _, prompts in cases]
+    give_back()
     off = outputs_of(replace(config, speculative_config=""), rounds, output_len)
+    give_back()
     on = outputs_of(config, rounds, output_len)
     found = []
     for (kind, prompts), without, drafted in zip(cases, off, on, strict=True):
@@ -232,12 +256,7 @@ def main(argv: list[str]) -> int:
         if not config.speculative_config:
             raise ConfigError("--speculative-config says what drafts.", param="speculative_config")
         ns = [int(part) for part in args.n.split(",")]
-        executor = build_executor(config)
-        executor.capture()
-        vocab, described = executor.vocab_size, executor.describe()
-        print("# " + ", ".join(f"{name}: {described[name]}" for name in ("model", "device", "dtype")))
-        found = costs(executor, ns, min(args.input_len, 128), min(args.output_len, 128))
-        executor.close()
+        vocab, found = measure_costs(config, ns, min(args.input_len, 128), min(args.output_len, 128))
         for cost in found:
             print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain", flush=True)
         cases = [(RANDOM, random_prompts(n, args.input_len, vocab, n)) for n in ns]

@@ -84,11 +84,14 @@ def test_what_it_does_not_take_goes_to_triton(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     monkeypatch.setattr(sm90_route, "route", lambda logits, *_, **__: taken.append(len(logits)))
     monkeypatch.setattr(triton_route, "route", lambda logits, *_, **__: taken.append(-len(logits)))
-    for tokens, experts, dtype in ((23, 130, torch.bfloat16), (23, 130, torch.float32), (23, 257, torch.bfloat16)):
+    for tokens, experts, dtype in ((13, 130, torch.bfloat16), (13, 130, torch.float32), (13, 257, torch.bfloat16)):
         choose.route(torch.zeros(tokens, experts, dtype=dtype), Routing(5))
-    choose.route(torch.zeros(sm90_route.MOST_TOKENS + 1, 130).bfloat16(), Routing(5))
+    choose.route(torch.zeros(choose.ONE_LAUNCH.stop, 130).bfloat16(), Routing(5))
     choose.route(torch.zeros(1, 130).bfloat16(), Routing(5))
-    assert taken == [23, -23, -23, -sm90_route.MOST_TOKENS - 1, -1]
+    assert taken == [13, -13, -13, -choose.ONE_LAUNCH.stop, -1]
+    reason = sm90_route.refusal(torch.zeros(sm90_route.MOST_TOKENS + 1, 130).bfloat16(), Routing(5))
+    assert reason is not None
+    assert "1 to 128" in reason
     reason = sm90_route.refusal(torch.zeros(3, 9).bfloat16(), Routing(2, "sparsemixer"))
     assert reason is not None
     assert "softmax" in reason
