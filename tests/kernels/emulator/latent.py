@@ -22,9 +22,9 @@ from stoker_kernels.latent_attention.sm90_latent import (
     LatentArguments,
     cluster_of,
     combine_heads,
+    combine_teams,
     context_arguments,
     decode_arguments,
-    summed,
 )
 
 
@@ -76,7 +76,7 @@ def run(library: ctypes.CDLL, batch: LatentBatch, scale: float, parts: int, seed
     launch(library, batch, absorbed, arguments, parts, seed, out)
     heads = out.shape[1]
     each = combine_heads(rows, heads)
-    library.combine(summed(parts, rows), rows * -(-heads // each), seed, ctypes.byref(arguments), each)
+    library.combine(combine_teams(parts, rows), rows * -(-heads // each), seed, ctypes.byref(arguments), each)
     return out
 
 

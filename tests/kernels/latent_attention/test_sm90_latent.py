@@ -74,10 +74,10 @@ def test_rows_in_pieces_and_in_one_match(kernels: ctypes.CDLL, heads: int, page:
 
 def test_many_pieces_of_a_row_match(kernels: ctypes.CDLL) -> None:
     """More than the combining kernels have under way together, of few parts and of many."""
-    batch = step(3, 64, [1180, 1000])
-    write_plan(batch, [list(range(64, 1180, 64)), [640]], [9, 12])
+    batch, cuts = step(3, 64, [1180, 1000]), [list(range(64, 1180, 64)), [640]]
+    write_plan(batch, cuts, [9, 12])
     check(kernels, batch, 2)
-    write_plan(batch, [list(range(64, 1180, 64)), [640]], [1] * 21)
+    write_plan(batch, cuts, [1] * 21)
     check(kernels, batch, 21)
 
 
