@@ -34,6 +34,7 @@ STATE_FLOATS, BARRIERS = 6 * TILE_HEADS, 12
 SHARED_BYTES = 1024 + 3 * TILE_KEYS * WIDTH * 2 + 32 + STATE_FLOATS * 4 + BARRIERS * 8
 LEAST_PAGE = 8  # tokens: a box is at least a group of rows of the swizzle
 MIN_TILES = 2  # of a piece of a row
+FEW_HEADS, MANY_ROWS = 16, 128
 BLOCK_PARTS = 256  # more than a GPU has SMs
 CLUSTER = 2
 COMBINE_CTAS = 2048  # about as many as are resident together
@@ -75,7 +76,7 @@ def latent_attention(
 
 def plan(meta: AttentionMeta, heads: int, rank: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionMeta:
     """`stoker_kernels.latent_attention.op.plan_latent_attention` on SM 9.0."""
-    if model_refusal(rank, dtype, kv_dtype) is not None:
+    if model_refusal(rank, dtype, kv_dtype) is not None or not decode_pays(heads, meta.num_decodes):
         return triton_plan(meta, heads, rank, dtype.itemsize)
     if meta.num_decodes > 0:
         plan_parts(meta, heads)
@@ -106,6 +107,11 @@ def latent_refusal(q: Tensor, cache: Tensor, sizes: Sizes, scale: float) -> str 
     if page_stride % WIDTH or cache.data_ptr() % 16 or q.data_ptr() % 16 or q.stride(0) % 8 or sizes.nope % 8:
         return "rows do not start on multiples of 16 bytes, or pages not on whole rows"
     return None
+
+
+def decode_pays(heads: int, rows: int) -> bool:
+    """Whether decode is not slower than by Triton: a quarter of a tile of heads and many rows are (LAB.md)."""
+    return heads > FEW_HEADS or rows < MANY_ROWS
 
 
 def part_count(meta: AttentionMeta, heads: int) -> int:
@@ -180,7 +186,7 @@ def _decode(
     cache_scale: Tensor | None,
 ) -> None:
     """The decode rows; planned now, unless the step's plan is there and of the kind."""
-    if latent_refusal(q, cache, sizes, scale) is not None:
+    if latent_refusal(q, cache, sizes, scale) is not None or not decode_pays(sizes.heads, meta.num_decodes):
         decode_absorbed(q, absorbed, cache, out, meta, sizes, scale, cache_scale)
         return
     if meta.planned_window is None or not meta.planned_shares:

@@ -144,5 +144,6 @@ def test_parts_fill_the_chip_where_there_are_as_many_pieces(
     heads: int, rows: int, longest: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sm90_latent, "sm_count", lambda _: 132)
+    assert sm90_latent.decode_pays(heads, rows)
     meta = step(1, 64, [1] * rows).meta
     assert sm90_latent.part_count(replace(meta, max_seq_len=longest), heads) == parts
