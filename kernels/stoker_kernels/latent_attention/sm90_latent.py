@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from dataclasses import replace
 
 import torch
@@ -238,7 +237,6 @@ def launch_context(
     scale: float,
 ) -> None:
     """Attend the context of the chunks; `lse` is −∞ where there is none."""
-    lse.fill_(-math.inf)
     arguments = context_arguments(out, lse, cache, meta, scale)
     first, tokens = meta.num_decodes, q.shape[0]
     tiles = (tokens - first) // (TILE_HEADS // arguments.group) + arguments.rows + 1

@@ -86,6 +86,6 @@ def run_context(
     """What chunks see of their context, `[tokens, heads, rank]`, and its log-sums `[tokens, heads]`."""
     absorbed = absorbed_of(batch)
     out = torch.full_like(absorbed, float("nan"))
-    lse = torch.full(absorbed.shape[:2], -float("inf"))
+    lse = torch.full(absorbed.shape[:2], float("nan"))
     launch(library, batch, absorbed, context_arguments(out, lse, batch.cache, batch.meta, scale), parts, seed, out)
     return out, lse
