@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from dataclasses import replace
 
 import torch
@@ -29,15 +28,16 @@ STEM, ARCH = "sm90_latent", "sm_90a"
 DECODE, CONTEXT = "sm90_bf16_latent", "sm90_bf16_latent_context"
 RANK, ROPE, WIDTH = 512, 64, 576
 TILE_HEADS, TILE_KEYS = 64, 64
-THREADS, COMBINE_THREADS = 384, 128
+THREADS, COMBINE_THREADS, TEAM_BYTES = 384, 128, 128 * 16 + 16
 STATE_FLOATS, BARRIERS = 6 * TILE_HEADS, 12
 SHARED_BYTES = 1024 + 3 * TILE_KEYS * WIDTH * 2 + 32 + STATE_FLOATS * 4 + BARRIERS * 8
 LEAST_PAGE = 8  # tokens: a box is at least a group of rows of the swizzle
 MIN_TILES = 2  # of a piece of a row
+FEW_HEADS, MANY_ROWS = 16, 128
 BLOCK_PARTS = 256  # more than a GPU has SMs
 CLUSTER = 2
 COMBINE_CTAS = 2048  # about as many as are resident together
-SUMMED = (4, 16)  # partial results that a combining kernel has under way together
+FEW_ROWS_TEAMS = 4  # of the combining kernel for few rows
 
 _POINTERS = (
     *("out", "partial", "partial_lse", "page_table", "items", "parts"),
@@ -75,7 +75,7 @@ def latent_attention(
 
 def plan(meta: AttentionMeta, heads: int, rank: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionMeta:
     """`stoker_kernels.latent_attention.op.plan_latent_attention` on SM 9.0."""
-    if model_refusal(rank, dtype, kv_dtype) is not None:
+    if model_refusal(rank, dtype, kv_dtype) is not None or not decode_pays(heads, meta.num_decodes):
         return triton_plan(meta, heads, rank, dtype.itemsize)
     if meta.num_decodes > 0:
         plan_parts(meta, heads)
@@ -106,6 +106,11 @@ def latent_refusal(q: Tensor, cache: Tensor, sizes: Sizes, scale: float) -> str 
     if page_stride % WIDTH or cache.data_ptr() % 16 or q.data_ptr() % 16 or q.stride(0) % 8 or sizes.nope % 8:
         return "rows do not start on multiples of 16 bytes, or pages not on whole rows"
     return None
+
+
+def decode_pays(heads: int, rows: int) -> bool:
+    """Whether decode is not slower than by Triton: a quarter of a tile of heads and many rows are (LAB.md)."""
+    return heads > FEW_HEADS or rows < MANY_ROWS
 
 
 def part_count(meta: AttentionMeta, heads: int) -> int:
@@ -180,7 +185,7 @@ def _decode(
     cache_scale: Tensor | None,
 ) -> None:
     """The decode rows; planned now, unless the step's plan is there and of the kind."""
-    if latent_refusal(q, cache, sizes, scale) is not None:
+    if latent_refusal(q, cache, sizes, scale) is not None or not decode_pays(sizes.heads, meta.num_decodes):
         decode_absorbed(q, absorbed, cache, out, meta, sizes, scale, cache_scale)
         return
     if meta.planned_window is None or not meta.planned_shares:
@@ -196,8 +201,9 @@ def launch_parts(
     arguments, parts = decode_arguments(out, cache, meta, scale), part_count(meta, sizes.heads)
     _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, parts, sizes)
     each = combine_heads(rows, sizes.heads)
-    name = f"sm90_bf16_latent_combine_{summed(parts, rows)}"
-    combine = cuda.kernel(STEM, ARCH, name, 0, COMBINE_THREADS, device.index or 0)
+    teams = combine_teams(parts, rows)
+    name, shared, threads = f"sm90_bf16_latent_combine_{teams}", teams * TEAM_BYTES, teams * COMBINE_THREADS
+    combine = cuda.kernel(STEM, ARCH, name, shared, threads, device.index or 0)
     grid = rows * triton.cdiv(sizes.heads, each)
     cuda.launch(combine, grid, [arguments, ctypes.c_int(each)], device, pdl=pdl_on(device))
 
@@ -231,7 +237,6 @@ def launch_context(
     scale: float,
 ) -> None:
     """Attend the context of the chunks; `lse` is −∞ where there is none."""
-    lse.fill_(-math.inf)
     arguments = context_arguments(out, lse, cache, meta, scale)
     first, tokens = meta.num_decodes, q.shape[0]
     tiles = (tokens - first) // (TILE_HEADS // arguments.group) + arguments.rows + 1
@@ -255,9 +260,9 @@ def _launch(
     cuda.launch(chosen, grid, [*maps, arguments], q.device, pdl=pdl_on(q.device), cluster=cluster)
 
 
-def summed(parts: int, rows: int) -> int:
-    """Which combining kernel: few rows have many pieces each, and many rows want many CTAs."""
-    return SUMMED[parts > 8 * rows]
+def combine_teams(parts: int, rows: int) -> int:
+    """Teams of the combining kernel: few rows have many pieces each, and many rows want many CTAs."""
+    return FEW_ROWS_TEAMS if parts > 8 * rows else 1
 
 
 @functools.cache
