@@ -23,6 +23,8 @@ from stoker_kernels.quant import Quantized
 STEM, ARCH = "sm90_bf16_lora_shrink", "sm_90a"
 RANKS = 16
 """Ranks that a cluster computes."""
+MOST_AHEAD = 48
+"""Clusters whose end the product does not wait for. With more it starts later, and its weights slow them down."""
 _CTAS, _WARPS, _UNIT = 8, 8, 32
 _AHEAD = (2, 4, 10)  # units of A's columns that a warp of each compiled kernel holds
 _SUMS = SMALL_TILE * RANKS * 4
@@ -73,8 +75,14 @@ def shrink_rows(x: Tensor, target: LoraTarget, step: LoraStep) -> Tensor:
 
 
 def words_of(target: LoraTarget, step: LoraStep) -> Tensor | None:
-    """The words that the launches of a linear use in this step."""
-    return target.words if step.planned else None
+    """The words that the launches of a linear use in this step: none where a GPU may not hold all clusters at once."""
+    return target.words if step.planned and _clusters(target, step.plan) <= MOST_AHEAD else None
+
+
+def _clusters(target: LoraTarget, plan: LoraPlan) -> int:
+    """Clusters that shrink."""
+    _, max_rank, pieces, _ = target.a.shape
+    return plan.adapters.shape[0] * pieces * (row_ranks(max_rank) // RANKS)
 
 
 def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
@@ -99,8 +107,7 @@ def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *,
     columns, plan = x.shape[1], step.plan
     _, max_rank, pieces, _ = target.a.shape
     slot_stride, rank_stride, piece_stride, _ = target.a.stride()
-    blocks = row_ranks(max_rank) // RANKS
-    clusters = plan.adapters.shape[0] * pieces * blocks
+    blocks, clusters = row_ranks(max_rank) // RANKS, _clusters(target, plan)
     words = None if by_place else words_of(target, step)
     arguments = ShrinkArguments(
         x.data_ptr(), target.a.data_ptr(), step.scratch.data_ptr(), plan.order.data_ptr(), plan.adapters.data_ptr(),
@@ -110,5 +117,5 @@ def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *,
     units = -(-columns // (_UNIT * _WARPS * _CTAS))
     ahead = next((each for each in _AHEAD if units <= each), _AHEAD[-1])
     kernel = cuda.kernel(STEM, ARCH, f"{STEM}_a{ahead}", _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
-    ctas = (clusters + (words is not None)) * _CTAS
-    cuda.launch(kernel, ctas, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)
+    grid = (clusters + (words is not None)) * _CTAS  # a cluster says that x is there
+    cuda.launch(kernel, grid, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)

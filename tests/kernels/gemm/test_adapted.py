@@ -88,18 +88,20 @@ def refused(
 def test_two_launches_take_pieces_of_eights_and_as_many_adapters_as_a_warp_lists() -> None:
     assert refused((72, 8)) is None
     assert "multiples of 8" in str(refused((70, 10)))
-    assert refused((64,), tokens=40, slots=10, rank=48) is None  # 30 pairs
-    assert "too many" in str(refused((64,), tokens=40, slots=10, rank=49))
-    assert refused((64,), tokens=2, slots=10, rank=256) is None  # two adapters at most
+    assert refused((64,), tokens=40, slots=5, rank=48) is None  # 15 pairs
+    assert "too many" in str(refused((64,), tokens=40, slots=5, rank=49))
+    few = Tile("cluster", 64, 1, 8, 4)
+    assert refused((64,), tokens=2, slots=10, rank=256, tile=few) is None  # two adapters at most
+    assert "too many" in str(refused((64,), tokens=3, slots=10, rank=256, tile=few))
     assert "too many" in str(refused((64,), tokens=64, slots=29, rank=8))  # 33 tiles
     assert "multiples of 16 bytes" in str(refused((64,), columns=60))
 
 
 def test_two_launches_take_what_has_room_beside_two_stages() -> None:
-    # A·x of 64 tokens, three pieces and 176 ranks is 66 KiB.
-    assert refused((64, 64, 64), tokens=2, slots=2, rank=176) is None
+    # A·x of 64 tokens, three pieces and 128 ranks is 48 KiB.
+    assert refused((64, 64, 64), tokens=2, slots=2, rank=128) is None
     tile = Tile("cluster", 128, 1, 64, 3)
-    assert "no room" in str(refused((64, 64, 64), tokens=2, slots=2, rank=240, tile=tile))
+    assert "no room" in str(refused((64, 64, 64), tokens=2, slots=2, rank=128, tile=tile))
 
 
 def test_two_launches_take_no_large_tiles_of_tokens() -> None:
