@@ -6,16 +6,16 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.moe import sm90_few, sm90_grouped
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
 
 FEW_TOKENS = {"dense": 2}  # up to which the Hopper kernels are faster; one token of other kinds
-MANY_TOKENS: dict[str, float] = {"dense": math.inf}  # an expert in the mean, from which on those for many are
+MANY_TOKENS: dict[str, float] = {"dense": 64, "fp8_channel": 64, "fp8_block": 64}
+"""An expert in the mean, from which on those for many are."""
 
 
 def few(x: Tensor, weights: ExpertWeights) -> bool:
@@ -23,11 +23,12 @@ def few(x: Tensor, weights: ExpertWeights) -> bool:
     return 0 < x.shape[0] <= FEW_TOKENS.get(weights.kind, 1)
 
 
-def many(routes: Routes, weights: ExpertWeights) -> bool:
-    """Whether the Hopper kernels for many tokens are faster for so many choices."""
+def many(x: Tensor, routes: Routes, weights: ExpertWeights) -> bool:
+    """Whether the Hopper kernels for many tokens are faster for so many choices: of enough tiles for all SMs."""
     if routes.plan is None or weights.kind not in MANY_TOKENS:
         return False
-    return sm90_grouped.tokens_an_expert(routes) >= MANY_TOKENS[weights.kind]
+    tokens = sm90_grouped.tokens_an_expert(routes)
+    return tokens >= MANY_TOKENS[weights.kind] and sm90_grouped.tiles_of(weights, tokens) >= sm_count(x.device)
 
 
 def experts(
@@ -49,7 +50,7 @@ def experts(
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
         )
-    if many(routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
+    if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
         return sm90_grouped.experts(
             x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
         )
