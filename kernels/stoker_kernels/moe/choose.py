@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.moe.hopper import sm90_few, sm90_grouped, sm90_route
 from stoker_kernels.moe.tiles import in_one_program
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 
 FEW_TOKENS = 2  # up to which the Hopper kernels are faster
 # Tokens an expert in the mean from which on those for many are faster: at 32 equal to Triton's, at 64 by 8 to 28%.
-MANY_TOKENS = {"dense": 48, "fp8_channel": 48, "fp8_block": 48}
+MANY_TOKENS = {"dense": 64, "fp8_channel": 64, "fp8_block": 64}
 ONE_LAUNCH = range(1, 17)  # tokens that one CTA chooses for faster than two kernels
 
 
@@ -42,11 +43,12 @@ def route(
     return chosen(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
 
 
-def many(routes: Routes, weights: ExpertWeights) -> bool:
-    """Whether the Hopper kernels for many tokens are faster for so many choices."""
+def many(x: Tensor, routes: Routes, weights: ExpertWeights) -> bool:
+    """Whether the Hopper kernels for many tokens are faster for so many choices: of enough tiles for all SMs."""
     if routes.plan is None or weights.kind not in MANY_TOKENS:
         return False
-    return sm90_grouped.tokens_an_expert(routes) >= MANY_TOKENS[weights.kind]
+    tokens = sm90_grouped.tokens_an_expert(routes)
+    return tokens >= MANY_TOKENS[weights.kind] and sm90_grouped.tiles_of(weights, tokens) >= sm_count(x.device)
 
 
 def experts(
@@ -68,7 +70,7 @@ def experts(
         return sm90_few.experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
         )
-    if many(routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
+    if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
         return sm90_grouped.experts(
             x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
         )

@@ -31,6 +31,7 @@ CASES = [
     (33, 2, 9, 24, 592, 1, 0.5, "some"),
     (300, 1, 2, 160, 48, 7, 0.1, "any"),
     (1, 2, 6, 88, 528, 4, 0.0, "any"),
+    (262, 2, 2, 264, 112, 1, 0.0, "any"),
 ]
 
 
@@ -126,7 +127,11 @@ def test_tokens_an_expert_choose_the_kernels(monkeypatch: pytest.MonkeyPatch, bo
     for experts in (9, 4):
         choose.experts(x, routes, case_of("dense", 48, 80, experts, bias=False, seed=0))
     assert ran == ["grouped" if taken else "triton"] * 2
+    monkeypatch.setattr(choose, "sm_count", lambda _: 5)  # 9 experts make as many tiles, 4 do not
+    choose.experts(x, routes, case_of("dense", 48, 80, 9, bias=False, seed=0))
+    choose.experts(x, routes, case_of("dense", 48, 80, 4, bias=False, seed=0))
+    assert ran[2:] == ["grouped" if taken else "triton", "triton"]
     monkeypatch.setattr(sm90_grouped, "refusal", lambda *_: "a reason")
     choose.experts(x, routes, case_of("dense", 48, 80, 9, bias=False, seed=0))
     choose.experts(x, routes, case_of("mxfp4", 64, 96, 9, bias=False, seed=0))
-    assert ran[2:] == ["triton"] * 2
+    assert ran[4:] == ["triton"] * 2

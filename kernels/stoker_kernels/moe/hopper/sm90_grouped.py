@@ -37,7 +37,7 @@ class Clusters(NamedTuple):
 
 
 _FASTEST: dict[ExpertKind, tuple[tuple[float, Clusters], ...]] = {
-    "dense": ((256, Clusters(1, 1)), (math.inf, Clusters(1, 2))),
+    "dense": ((math.inf, Clusters(1, 1)),),
     "fp8_channel": ((math.inf, Clusters(1, 1)),),
     "fp8_block": ((math.inf, Clusters(1, 1)),),
 }
@@ -65,6 +65,12 @@ def tokens_an_expert(routes: Routes) -> float:
     """In the mean; `routes` has a plan."""
     assert routes.plan is not None
     return routes.ids.numel() / routes.plan.experts
+
+
+def tiles_of(weights: ExpertWeights, tokens: float) -> int:
+    """Tiles of the smaller product for so many tokens an expert."""
+    rows = min(weights.gate_up.shape[1], weights.hidden)
+    return weights.experts * math.ceil(tokens / TOKENS) * math.ceil(rows / ROWS)
 
 
 def clusters_of(kind: ExpertKind, tokens: float) -> Clusters:
