@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from dataclasses import replace
 
 import torch
@@ -28,7 +29,7 @@ STEM, ARCH = "sm90_latent", "sm_90a"
 DECODE, CONTEXT = "sm90_bf16_latent", "sm90_bf16_latent_context"
 RANK, ROPE, WIDTH = 512, 64, 576
 TILE_HEADS, TILE_KEYS = 64, 64
-THREADS, COMBINE_THREADS, TEAM_BYTES = 384, 128, 128 * 16 + 16
+THREADS, COMBINE_THREADS = 384, 128
 STATE_FLOATS, BARRIERS = 6 * TILE_HEADS, 12
 SHARED_BYTES = 1024 + 3 * TILE_KEYS * WIDTH * 2 + 32 + STATE_FLOATS * 4 + BARRIERS * 8
 LEAST_PAGE = 8  # tokens: a box is at least a group of rows of the swizzle
@@ -37,7 +38,7 @@ FEW_HEADS, MANY_ROWS = 16, 128
 BLOCK_PARTS = 256  # more than a GPU has SMs
 CLUSTER = 2
 COMBINE_CTAS = 2048  # about as many as are resident together
-FEW_ROWS_TEAMS = 4  # of the combining kernel for few rows
+SUMMED = (4, 16)  # partial results that a combining kernel has under way together
 
 _POINTERS = (
     *("out", "partial", "partial_lse", "page_table", "items", "parts"),
@@ -201,9 +202,8 @@ def launch_parts(
     arguments, parts = decode_arguments(out, cache, meta, scale), part_count(meta, sizes.heads)
     _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, parts, sizes)
     each = combine_heads(rows, sizes.heads)
-    teams = combine_teams(parts, rows)
-    name, shared, threads = f"sm90_bf16_latent_combine_{teams}", teams * TEAM_BYTES, teams * COMBINE_THREADS
-    combine = cuda.kernel(STEM, ARCH, name, shared, threads, device.index or 0)
+    name = f"sm90_bf16_latent_combine_{summed(parts, rows)}"
+    combine = cuda.kernel(STEM, ARCH, name, 0, COMBINE_THREADS, device.index or 0)
     grid = rows * triton.cdiv(sizes.heads, each)
     cuda.launch(combine, grid, [arguments, ctypes.c_int(each)], device, pdl=pdl_on(device))
 
@@ -237,6 +237,7 @@ def launch_context(
     scale: float,
 ) -> None:
     """Attend the context of the chunks; `lse` is −∞ where there is none."""
+    lse.fill_(-math.inf)
     arguments = context_arguments(out, lse, cache, meta, scale)
     first, tokens = meta.num_decodes, q.shape[0]
     tiles = (tokens - first) // (TILE_HEADS // arguments.group) + arguments.rows + 1
@@ -260,9 +261,9 @@ def _launch(
     cuda.launch(chosen, grid, [*maps, arguments], q.device, pdl=pdl_on(q.device), cluster=cluster)
 
 
-def combine_teams(parts: int, rows: int) -> int:
-    """Teams of the combining kernel: few rows have many pieces each, and many rows want many CTAs."""
-    return FEW_ROWS_TEAMS if parts > 8 * rows else 1
+def summed(parts: int, rows: int) -> int:
+    """Which combining kernel: few rows have many pieces each, and many rows want many CTAs."""
+    return SUMMED[parts > 8 * rows]
 
 
 @functools.cache

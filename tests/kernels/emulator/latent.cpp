@@ -16,9 +16,9 @@ extern "C" void latent(int of_chunks, int ctas, int cluster, int seed, const CUt
   emulator::run_grid(ctas, stoker::LATENT_THREADS, seed, kernel, cluster);
 }
 
-extern "C" void combine(int teams, int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {
-  emulator::run_grid(ctas, teams * stoker::COMBINE_THREADS, seed, [=] {
-    teams == 1 ? stoker::sm90_latent_combine<4, 1>(*g, heads_each) : stoker::sm90_latent_combine<16, 4>(*g, heads_each);
+extern "C" void combine(int summed, int ctas, int seed, const stoker::LatentArguments* g, int heads_each) {
+  emulator::run_grid(ctas, stoker::COMBINE_THREADS, seed, [=] {
+    summed == 4 ? stoker::sm90_latent_combine<4>(*g, heads_each) : stoker::sm90_latent_combine<16>(*g, heads_each);
   });
 }
 

@@ -22,9 +22,9 @@ from stoker_kernels.latent_attention.sm90_latent import (
     LatentArguments,
     cluster_of,
     combine_heads,
-    combine_teams,
     context_arguments,
     decode_arguments,
+    summed,
 )
 
 
@@ -76,7 +76,7 @@ def run(library: ctypes.CDLL, batch: LatentBatch, scale: float, parts: int, seed
     launch(library, batch, absorbed, arguments, parts, seed, out)
     heads = out.shape[1]
     each = combine_heads(rows, heads)
-    library.combine(combine_teams(parts, rows), rows * -(-heads // each), seed, ctypes.byref(arguments), each)
+    library.combine(summed(parts, rows), rows * -(-heads // each), seed, ctypes.byref(arguments), each)
     return out
 
 
@@ -86,6 +86,6 @@ def run_context(
     """What chunks see of their context, `[tokens, heads, rank]`, and its log-sums `[tokens, heads]`."""
     absorbed = absorbed_of(batch)
     out = torch.full_like(absorbed, float("nan"))
-    lse = torch.full(absorbed.shape[:2], float("nan"))
+    lse = torch.full(absorbed.shape[:2], -float("inf"))
     launch(library, batch, absorbed, context_arguments(out, lse, batch.cache, batch.meta, scale), parts, seed, out)
     return out, lse

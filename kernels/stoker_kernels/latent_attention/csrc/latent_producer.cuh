@@ -17,7 +17,6 @@ struct PlannedWork {
   __device__ PlannedWork(const LatentArguments& g, int part)
       : index(load_int(g.parts + part * ITEM_INTS)), last(load_int(g.parts + (part + 1) * ITEM_INTS)) {}
 
-  static __device__ __forceinline__ void prepare(const LatentArguments&, int) {}
   __device__ __forceinline__ bool next(const LatentArguments& g, Work& work, int) {
     if (index == last) return false;
     const int4 x = load_int4(g.items + index * ITEM_INTS);
@@ -35,22 +34,6 @@ struct ChunkWork {
 
   __device__ ChunkWork(const LatentArguments&, int part) : tile(part) {}
 
-  // The log-sums of tokens without context, padding among them: each CTA writes its share.
-  static __device__ __forceinline__ void prepare(const LatentArguments& g, int lane) {
-    const auto clear = [&](int token, int end) {
-      int64_t at = static_cast<int64_t>(token) * g.heads + blockIdx.x * 32 + lane;
-      for (; at < static_cast<int64_t>(end) * g.heads; at += gridDim.x * 32) g.lse[at] = -INFINITY;
-    };
-    for (int first_row = 0; first_row < g.rows; first_row += 32) {
-      int from = 0, to = 0;
-      if (first_row + lane < g.rows) {
-        from = load_int(g.query_start + first_row + lane), to = load_int(g.query_start + first_row + lane + 1);
-        if (load_int(g.seq_lens + first_row + lane) > to - from) to = from;
-      }
-      for (int row = 0; row < min(32, g.rows - first_row); ++row) clear(__shfl_sync(~0u, from, row), __shfl_sync(~0u, to, row));
-    }
-    clear(load_int(g.query_start + g.rows), g.tokens);
-  }
   __device__ __forceinline__ int first_tile(const LatentArguments& g, int row) const {
     return (load_int(g.query_start + row) - g.first_token) / (TILE_HEADS / g.group) + row;
   }
@@ -93,7 +76,6 @@ __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const C
   grid_dependency_wait();
   proxy_fence_async_global();
   const int first_head = blockIdx.x % g.head_tiles * g.group, q_rows = TILE_HEADS / g.group * g.group;
-  WorkList::prepare(g, lane);
   WorkList list(g, blockIdx.x / g.head_tiles);
   uint32_t q_parity = 1, parity = 3;  // a bit per buffer
   for (bool more = true; more;) {

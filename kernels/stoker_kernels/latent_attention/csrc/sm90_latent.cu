@@ -14,13 +14,12 @@ extern "C" __global__ void __launch_bounds__(stoker::LATENT_THREADS, 1)
   stoker::sm90_latent<stoker::ChunkWork>(q_map, turned_map, cache_map, g);
 }
 
-// By how many rows are in pieces: many want many CTAs, of few there are many pieces each.
 extern "C" __global__ void __launch_bounds__(stoker::COMBINE_THREADS)
-    sm90_bf16_latent_combine_1(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
-  stoker::sm90_latent_combine<4, 1>(g, heads_each);
+    sm90_bf16_latent_combine_4(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
+  stoker::sm90_latent_combine<4>(g, heads_each);
 }
 
-extern "C" __global__ void __launch_bounds__(4 * stoker::COMBINE_THREADS)
-    sm90_bf16_latent_combine_4(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
-  stoker::sm90_latent_combine<16, 4>(g, heads_each);
+extern "C" __global__ void __launch_bounds__(stoker::COMBINE_THREADS)
+    sm90_bf16_latent_combine_16(const __grid_constant__ stoker::LatentArguments g, int heads_each) {
+  stoker::sm90_latent_combine<16>(g, heads_each);
 }
