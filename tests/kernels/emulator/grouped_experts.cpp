@@ -9,19 +9,17 @@ struct Before {  // x, and bytes of it and of what is written
 
 using Kernel = void (*)(const CUtensorMap&, const CUtensorMap&, const stoker::GroupedArguments&);
 
-template <bool gated, int cluster>
+template <bool gated>
 Kernel kernel_of(int kind) {
   using stoker::GroupedKind;
-  if (kind == 0) return stoker::sm90_grouped_experts<GroupedKind::BF16, gated, cluster>;
-  if (kind == 1) return stoker::sm90_grouped_experts<GroupedKind::CHANNEL, gated, cluster>;
-  return stoker::sm90_grouped_experts<GroupedKind::BLOCK, gated, cluster>;
+  if (kind == 0) return stoker::sm90_grouped_experts<GroupedKind::BF16, gated>;
+  if (kind == 1) return stoker::sm90_grouped_experts<GroupedKind::CHANNEL, gated>;
+  return stoker::sm90_grouped_experts<GroupedKind::BLOCK, gated>;
 }
 
-extern "C" void grouped_experts(int kind, int gated, int cluster, int ctas, int seed, const CUtensorMap* w_map,
+extern "C" void grouped_experts(int kind, int gated, int ctas, int seed, const CUtensorMap* w_map,
                                 const CUtensorMap* x_map, const stoker::GroupedArguments* a, const Before* memory) {
-  const Kernel single = gated ? kernel_of<true, 1>(kind) : kernel_of<false, 1>(kind);
-  const Kernel paired = gated ? kernel_of<true, 2>(kind) : kernel_of<false, 2>(kind);
-  const Kernel kernel = cluster == 2 ? paired : single;
+  const Kernel kernel = gated ? kernel_of<true>(kind) : kernel_of<false>(kind);
   const auto region = [](const void* at, int64_t bytes) {
     return emulator::Region{const_cast<unsigned char*>(static_cast<const unsigned char*>(at)), bytes};
   };
@@ -33,7 +31,7 @@ extern "C" void grouped_experts(int kind, int gated, int cluster, int ctas, int 
   }
   before.out = reinterpret_cast<const unsigned char*>(a->out);
   before.out_bytes = memory->out_bytes;
-  emulator::run_grid(ctas, stoker::GROUPED_THREADS, seed, [=] { kernel(*w_map, *x_map, *a); }, cluster);
+  emulator::run_grid(ctas, stoker::GROUPED_THREADS, seed, [=] { kernel(*w_map, *x_map, *a); });
 }
 
 extern "C" int arguments_size() { return sizeof(stoker::GroupedArguments); }

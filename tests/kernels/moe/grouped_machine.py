@@ -47,7 +47,6 @@ class Machine:
         monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
-        monkeypatch.setattr(cuda, "resident_clusters", lambda _, cluster, __: -(-sms // cluster))
         monkeypatch.setattr(sm90_grouped, "sm_count", lambda _: sms)
         sm90_grouped._weight_map.cache_clear()  # by address
 
@@ -56,14 +55,13 @@ class Machine:
         which = next(i for i, kind in enumerate(KINDS) if kind in name)
         return cuda.Kernel(name, (which, int("gate_up" in name)), shared_bytes, threads)
 
-    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
-               cluster: int) -> None:  # fmt: skip
+    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool) -> None:
         given, (_, gated) = arguments[2], kernel.handle
         rows = self.tokens if gated else self.pairs
         x_bytes = (rows - 1) * given.ld_x + given.x_bytes
         before = Before(given.x, x_bytes, self.pairs * given.n * 2, self.pairs * 4)
         given_all = (ctypes.byref(each) for each in (*arguments, before))
-        self.library.grouped_experts(*kernel.handle, cluster, grid, self.seed, *given_all)
+        self.library.grouped_experts(*kernel.handle, grid, self.seed, *given_all)
 
 
 def plan_of(ids: Tensor, experts: int, spare: random.Random) -> Plan:

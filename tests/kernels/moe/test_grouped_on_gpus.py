@@ -12,7 +12,6 @@ from tests.kernels.moe.test_few_on_gpus import SHAPES, dense_of, weights_of
 from stoker_kernels.launch import pdl
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, keep_experts, reference, triton_route
 from stoker_kernels.moe.hopper import sm90_grouped
-from stoker_kernels.moe.hopper.sm90_grouped import Clusters
 
 pytestmark = pytest.mark.gpu
 BOUNDS: dict[ExpertKind, float] = dict.fromkeys(KINDS, 3e-2) | {"dense": 8e-3}
@@ -28,12 +27,11 @@ def _chained(device: torch.device) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("clusters", [Clusters(1, 1), Clusters(2, 2)])
 @pytest.mark.parametrize(("tokens", "skew"), [(37, 0.0), (260, 9.0), (1499, 0.5), (3001, 40.0)])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
-    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind, clusters: Clusters,
-    device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    experts: int, top_k: int, ffn: int, hidden: int, tokens: int, skew: float, kind: ExpertKind,
+    device: torch.device,
 ) -> None:  # fmt: skip
     """Twenty in a graph that overlap, with equal bits: a stage that is read too early would show. `skew` sends most
     tokens to the last experts."""
@@ -43,7 +41,6 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     routes = triton_route.route(logits, Routing(top_k, renormalize=True))
     asked = {"activation": "clamped", "limit": 7.0, "shared": shared}
     outs = [torch.empty_like(x) for _ in range(20)]
-    monkeypatch.setattr(sm90_grouped, "clusters_of", lambda *_: clusters)
     sm90_grouped.experts(x, routes, weights, out=outs[0], **asked)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):

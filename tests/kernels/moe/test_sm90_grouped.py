@@ -19,10 +19,8 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, choose, quantize_experts, reference, triton_experts
 from stoker_kernels.moe.hopper import sm90_grouped
-from stoker_kernels.moe.hopper.sm90_grouped import Clusters
 
 CPU = torch.device("cpu")
-CLUSTERS = [Clusters(1, 1), Clusters(2, 2)]
 CASES = [
     # tokens, top_k, experts, ffn, hidden, sms, idle, spread
     (150, 2, 3, 136, 80, 2, 0.0, "any"),
@@ -53,10 +51,9 @@ def case_of(kind: ExpertKind, ffn: int, hidden: int, experts: int, *, bias: bool
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("clusters", CLUSTERS)
 @pytest.mark.parametrize(("tokens", "top_k", "experts", "ffn", "hidden", "sms", "idle", "spread"), CASES)
 def test_pairs_give_the_weighted_sum(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, clusters: Clusters, tokens: int,
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, tokens: int,
     top_k: int, experts: int, ffn: int, hidden: int, sms: int, idle: float, spread: str,
 ) -> None:  # fmt: skip
     seed = random.randrange(1 << 20)
@@ -69,7 +66,7 @@ def test_pairs_give_the_weighted_sum(
     x = torch.randn(tokens, hidden + 8, generator=torch.Generator().manual_seed(seed)).bfloat16()[:, :hidden]
     routes = routes_of(tokens, top_k, experts, seed, idle, spread)
     asked = {"activation": way, "limit": 0.8}
-    found = summed(sm90_grouped.pair_rows(x, routes, weights, clusters, **asked), routes)  # type: ignore[arg-type]
+    found = summed(sm90_grouped.pair_rows(x, routes, weights, **asked), routes)  # type: ignore[arg-type]
     if kind == "dense":
         expected = mixed(x, routes.ids, routes.weights, weights, **asked)  # type: ignore[arg-type]
         torch.testing.assert_close(found, expected, rtol=1.2e-2, atol=1.2e-2 * float(expected.abs().max()))
@@ -90,7 +87,7 @@ def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkey
         Machine(library, monkeypatch, 3, seed, len(order), 2 * len(order))
         ids = routes.ids[order]
         moved = Routes(ids, routes.weights[order], plan_of(ids, 3, random.Random(seed)))
-        rows = sm90_grouped.pair_rows(x[order].contiguous(), moved, weights, Clusters(1 + seed, 1 + seed))
+        rows = sm90_grouped.pair_rows(x[order].contiguous(), moved, weights)
         outs.append(dict(zip(order.tolist(), rows.view(len(order), 2, -1), strict=True)))
     assert all(torch.equal(outs[0][token], rows) for token, rows in outs[1].items())
 

@@ -26,34 +26,25 @@ struct GroupedTile {
   int first, count;  // places in the order; how many
 };
 
-// Every so-many-th tile of all, expert by expert; of a cluster's each CTA takes its part, the first one more 64 tokens
-// where they are odd. The tiles of an expert that have rows of the weight in common follow each other, so that CTAs read
-// these together.
-template <int CLUSTER>
+// Every so-many-th tile of all, expert by expert. The tiles of an expert that have rows of the weight in common follow
+// each other, so that CTAs read these together.
 struct GroupedWalk {
   const GroupedArguments& a;
   const int2* places;
-  int rank, index, expert = 0, before = 0;  // `before`: tiles of the experts before
+  int index, expert = 0, before = 0;  // `before`: tiles of the experts before
   GroupedTile tile;
 
-  __device__ GroupedWalk(const GroupedArguments& arguments, const int2* of, int rank_)
-      : a(arguments), places(of), rank(rank_), index(blockIdx.x / CLUSTER) {}
+  __device__ GroupedWalk(const GroupedArguments& arguments, const int2* of) : a(arguments), places(of), index(blockIdx.x) {}
 
-  // The next tile, if there is one; a cluster's second CTA may have no tokens of it.
+  // The next tile, if there is one.
   __device__ __forceinline__ bool next() {
-    constexpr int ALL = GROUPED_TOKENS * CLUSTER;
     while (expert < a.experts) {
       const int2 mine = places[expert];
-      const int wide = (max(mine.y - mine.x, 0) + ALL - 1) / ALL, inside = index - before;
+      const int wide = (max(mine.y - mine.x, 0) + GROUPED_TOKENS - 1) / GROUPED_TOKENS, inside = index - before;
       if (inside < wide * a.row_blocks) {
-        const int row_block = inside / wide, skipped = (inside - row_block * wide) * ALL;
-        tile = {expert, row_block, mine.x + skipped, min(mine.y - mine.x - skipped, ALL)};
-        if (CLUSTER == 2) {
-          const int first = min((tile.count + 127) / 128 * 64, tile.count);
-          if (rank == 1 && first < tile.count) tile.first += first;
-          tile.count = rank == 0 ? first : tile.count - first;
-        }
-        index += gridDim.x / CLUSTER;
+        const int row_block = inside / wide, skipped = (inside - row_block * wide) * GROUPED_TOKENS;
+        tile = {expert, row_block, mine.x + skipped, min(mine.y - mine.x - skipped, GROUPED_TOKENS)};
+        index += gridDim.x;
         return true;
       }
       before += wide * a.row_blocks;

@@ -9,8 +9,7 @@
 // A fourth of the threads fills the ring: the weight by TMA. Of gate-up, they bring rows of x from where the tokens are,
 // by cp.async into the swizzle that wgmma reads; the copies arrive at the barrier by themselves when they have landed. Of
 // down, rows follow each other and come by TMA; those behind an expert's are of the next and are not stored. CTAs are
-// persistent and find their tiles by themselves from the plan's, whatever tokens those hold. In a cluster of two each takes
-// half of the tokens and loads half of the weight for both, so that it crosses L2 once.
+// persistent and find their tiles by themselves from the plan's, whatever tokens those hold.
 #pragma once
 #include <cuda.h>
 
@@ -19,17 +18,15 @@
 
 namespace stoker {
 
-template <GroupedKind kind, bool GATED, int CLUSTER>
+template <GroupedKind kind, bool GATED>
 struct GroupedExperts {
   using T = typename GroupedElement<kind>::type;
-  using Walk = GroupedWalk<CLUSTER>;
   static constexpr int ROWS = GROUPED_ROWS, COLUMNS = GATED ? ROWS / 2 : ROWS;  // of the weight and the result in a tile
-  static constexpr int SHARE = ROWS / CLUSTER;  // of the rows of the weight, that a CTA loads for its cluster
 
   const GroupedArguments& a;
   const CUtensorMap &w_map, &x_map;
   const GroupedRing ring;
-  const int lane = threadIdx.x % 32, rank = CLUSTER == 1 ? 0 : cluster_rank();
+  const int lane = threadIdx.x % 32;
 
   __device__ __forceinline__ GroupedExperts(const GroupedArguments& arguments, const CUtensorMap& w, const CUtensorMap& x,
                                             unsigned char* raw)
@@ -42,19 +39,14 @@ struct GroupedExperts {
       tensor_map_prefetch(&x_map);
       for (int s = 0; s < a.stages; ++s) {
         mbarrier_init(ring.full + 8 * s, GATED ? 1 + GROUPED_PRODUCERS : 1);  // of W, and of all that bring rows of x
-        mbarrier_init(ring.empty + 8 * s, 4 * GROUPED_GROUPS * CLUSTER);  // of each warp that multiplies
+        mbarrier_init(ring.empty + 8 * s, 4 * GROUPED_GROUPS);  // of each warp that multiplies
       }
       mbarrier_init_fence();
-    }
-    if (CLUSTER > 1) {
-      __syncthreads();
-      cluster_arrive();
     }
     // The plan is complete for down before the kernel before it is: gate-up lets it start only when it has waited.
     if (GATED) grid_dependency_wait();
     launch_dependents();
     find_places();
-    if (CLUSTER > 1) cluster_wait();  // the other CTA's barriers are set up
     if (producer) {
       registers_shrink<40>();
       if (GATED) {
@@ -85,25 +77,12 @@ struct GroupedExperts {
   // Asks for the rows of the weight of a k block.
   __device__ __forceinline__ void load_w(const GroupedTile& tile, int k_block, int stage, uint32_t bytes) const {
     const uint32_t full = ring.full + 8 * stage;
-    const int k = k_block * Chunk<T>::elements, row = tile.row_block * COLUMNS + rank * (GATED ? SHARE / 2 : SHARE);
-    const int from = tile.expert * a.rows + row;
-    const uint32_t to = ring.w(stage) + rank * SHARE * 128;
+    const int k = k_block * Chunk<T>::elements, from = tile.expert * a.rows + tile.row_block * COLUMNS;
     mbarrier_arrive_expect(full, bytes);
-    if constexpr (GATED && CLUSTER == 1) {
-      tensor_load_4d(to, &w_map, k, 0, 0, from / 8, full, policy_evict_normal());
-    } else if constexpr (GATED) {
-      tensor_multicast_4d(to, &w_map, k, 0, 0, from / 8, full, 3, policy_evict_normal());
-    } else if constexpr (CLUSTER == 1) {
-      tensor_load_2d(to, &w_map, k, from, full, policy_evict_normal());
+    if constexpr (GATED) {
+      tensor_load_4d(ring.w(stage), &w_map, k, 0, 0, from / 8, full, policy_evict_normal());
     } else {
-      tensor_multicast_2d(to, &w_map, k, from, full, 3, policy_evict_normal());
-    }
-  }
-
-  // Of a cluster's CTA: waits until nobody has anything to say to it any more.
-  __device__ __forceinline__ void await_releases(GroupedStage stage) const {
-    if constexpr (CLUSTER > 1) {
-      for (int i = 0; i < a.stages; ++i, stage.step(a.stages)) mbarrier_wait(ring.empty + 8 * stage.at, stage.parity);
+      tensor_load_2d(ring.w(stage), &w_map, k, from, full, policy_evict_normal());
     }
   }
 
@@ -112,7 +91,7 @@ struct GroupedExperts {
   __device__ __forceinline__ void bring_rows() const {
     constexpr int SIXTEENS = GROUPED_TOKENS / 16;
     const int warp = threadIdx.x / 32 - GROUPED_CONSUMERS / 32;
-    Walk walk(a, ring.places, rank);
+    GroupedWalk walk(a, ring.places);
     GroupedStage stage(1);
     constexpr int OF_LANE = (SIXTEENS + 7) / 8;  // rows whose start a lane keeps
     int pairs[OF_LANE];
@@ -149,12 +128,11 @@ struct GroupedExperts {
         copies_arrive(ring.full + 8 * stage.at);
       }
     }
-    await_releases(stage);
   }
 
   // Down, one thread: the ring fills with the weight before the wait for gate-up.
   __device__ __forceinline__ void bring_blocks() const {
-    Walk walk(a, ring.places, rank), walk_x(a, ring.places, rank);
+    GroupedWalk walk(a, ring.places), walk_x(a, ring.places);
     auto load_x = [&](const GroupedTile& tile, int k_block, int stage) {
 #pragma unroll
       for (int g = 0; g < GROUPED_GROUPS; ++g) {
@@ -192,15 +170,10 @@ struct GroupedExperts {
       }
     }
     if (!waited) wait_and_catch_up();
-    await_releases(stage);
   }
 
   __device__ __forceinline__ void release(int stage) const {
-    if (CLUSTER == 1) {
-      if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
-    } else if (lane < CLUSTER) {  // each CTA's producer writes to both
-      mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * stage, lane));
-    }
+    if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
   }
 
   // For a stage's operands. Rows of x were written by threads' copies, and wgmma reads by another proxy.
@@ -211,7 +184,7 @@ struct GroupedExperts {
 
   __device__ __forceinline__ void multiply() const {
     const int group = threadIdx.x / 128;
-    Walk walk(a, ring.places, rank);
+    GroupedWalk walk(a, ring.places);
     GroupedStage stage(0);
     float sums[ROWS / 2];
     while (walk.next()) {
@@ -290,18 +263,18 @@ struct GroupedExperts {
   }
 };
 
-template <GroupedKind kind, bool GATED, int CLUSTER>
+template <GroupedKind kind, bool GATED>
 __device__ __forceinline__ void sm90_grouped_experts(const CUtensorMap& w_map, const CUtensorMap& x_map,
                                                      const GroupedArguments& a) {
   extern __shared__ unsigned char raw[];
-  GroupedExperts<kind, GATED, CLUSTER>(a, w_map, x_map, raw).run();
+  GroupedExperts<kind, GATED>(a, w_map, x_map, raw).run();
 }
 
 }  // namespace stoker
 
-#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated, cluster)                                                        \
-  extern "C" __global__ void __launch_bounds__(stoker::GROUPED_THREADS, 1)                                            \
-      name##_c##cluster(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,         \
-                        const __grid_constant__ stoker::GroupedArguments a) {                                         \
-    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated, cluster>(w_map, x_map, a);                         \
+#define STOKER_SM90_GROUPED_EXPERTS(name, kind, gated)                                                          \
+  extern "C" __global__ void __launch_bounds__(stoker::GROUPED_THREADS, 1)                                      \
+      name(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                \
+           const __grid_constant__ stoker::GroupedArguments a) {                                                \
+    stoker::sm90_grouped_experts<stoker::GroupedKind::kind, gated>(w_map, x_map, a);                            \
   }

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,19 +28,7 @@ from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
 
 
-class Clusters(NamedTuple):
-    """How many CTAs, one or two, share what they read of the weight: of gate-up, and of down."""
-
-    gate_up: int
-    down: int
-
-
-_FASTEST: dict[ExpertKind, tuple[tuple[float, Clusters], ...]] = {
-    "dense": ((math.inf, Clusters(1, 1)),),
-    "fp8_channel": ((math.inf, Clusters(1, 1)),),
-    "fp8_block": ((math.inf, Clusters(1, 1)),),
-}
-"""Up to how many tokens an expert in the mean each is, as measured (LAB.md)."""
+KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 TOKENS = 128  # of a CTA's tile
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 THREADS = 3 * 128
@@ -73,11 +60,6 @@ def tiles_of(weights: ExpertWeights, tokens: float) -> int:
     return weights.experts * math.ceil(tokens / TOKENS) * math.ceil(rows / ROWS)
 
 
-def clusters_of(kind: ExpertKind, tokens: float) -> Clusters:
-    """The fastest for so many tokens an expert."""
-    return next(clusters for most, clusters in _FASTEST[kind] if tokens <= most)
-
-
 def shared_bytes(experts: int) -> int:
     """Dynamic shared memory: the ring on a multiple of 1024 bytes, two barriers a stage, the experts' places."""
     return 1024 + _STAGES * ((ROWS + TOKENS) * 128 + 16) + 8 * experts
@@ -87,8 +69,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    if weights.kind not in _FASTEST or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(_FASTEST)}, on sm_90, not {weights.kind}"
+    if weights.kind not in KINDS or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(KINDS)}, on sm_90, not {weights.kind}"
     if not weights.gated:
         return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
@@ -124,19 +106,12 @@ def experts(
     reason = refusal(x, routes, weights, shared)
     if reason is not None:
         raise ValueError(f"--kernel experts=grouped {reason}")
-    clusters = clusters_of(weights.kind, tokens_an_expert(routes))
-    rows = pair_rows(x, routes, weights, clusters, activation=activation, limit=limit)
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit)
     return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
 def pair_rows(
-    x: Tensor,
-    routes: Routes,
-    weights: ExpertWeights,
-    clusters: Clusters,
-    *,
-    activation: ExpertActivation = "silu",
-    limit: float = 0.0,
+    x: Tensor, routes: Routes, weights: ExpertWeights, *, activation: ExpertActivation = "silu", limit: float = 0.0
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written.
 
@@ -149,11 +124,10 @@ def pair_rows(
     data, x_scale = read_by_products(x, weights)
     gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
     gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
-    _launch(weights, gate_up, data, clusters.gate_up, gated=True)
+    _launch(weights, gate_up, data, gated=True)
     rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
     data, x_scale = read_by_products(inner, weights)
-    down = _arguments(rows, data, x_scale, plan, weights, top_k, gated=False)
-    _launch(weights, down, data, clusters.down, gated=False)
+    _launch(weights, _arguments(rows, data, x_scale, plan, weights, top_k, gated=False), data, gated=False)
     return rows
 
 
@@ -174,24 +148,23 @@ def _arguments(
     )  # fmt: skip
 
 
-def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, cluster: int, *, gated: bool) -> None:
+def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, *, gated: bool) -> None:
     device = x.device
-    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}_c{cluster}"
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}"
     chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(weights.experts), THREADS, device.index or 0)
-    ctas = sm_count(device) if cluster == 1 else cluster * cuda.resident_clusters(chosen, cluster, _SHARED_LIMIT)
     weight = weights.gate_up if gated else weights.down
-    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), ROWS // cluster, gated)
+    w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), gated)
     # Gate-up reads x by no map, but a kernel has two.
     x_map = w_map if gated else cuda.tensor_map(x, 64)
-    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl_on(device), cluster=cluster)
+    cuda.launch(chosen, sm_count(device), [w_map, x_map, arguments], device, pdl=pdl_on(device))
 
 
 @functools.cache
 def _weight_map(
-    address: int, shape: tuple[int, int, int], element_size: int, rows: int, gated: bool
+    address: int, shape: tuple[int, int, int], element_size: int, gated: bool
 ) -> ctypes.Array[ctypes.c_char]:
-    """Of boxes of so many rows, of gate and up by eights in turn."""
+    """Of boxes of 256 rows, of gate and up by eights in turn."""
     experts, height, columns = shape
     if gated:
-        return cuda.paired_map_at(address, height, columns, element_size, rows, experts)
-    return cuda.tensor_map_at(address, experts * height, columns, columns, element_size, rows)
+        return cuda.paired_map_at(address, height, columns, element_size, ROWS, experts)
+    return cuda.tensor_map_at(address, experts * height, columns, columns, element_size, ROWS)
