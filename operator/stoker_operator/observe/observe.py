@@ -30,7 +30,7 @@ from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.groups import members, read_groups
-from stoker_operator.observe.pod_http import RECENT_SECONDS, PodClient, pod_address
+from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress, workload_of
 from stoker_operator.spec.service import InferenceService
@@ -199,7 +199,7 @@ async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str,
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    words = await asyncio.gather(*(pods.word(address, within=RECENT_SECONDS) for address in asked.values()))
+    words = await asyncio.gather(*(pods.word(address) for address in asked.values()))
     return dict(zip(asked, words, strict=True))
 
 

@@ -10,7 +10,6 @@ Knows nothing of Kubernetes.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,11 +24,6 @@ _LARGEST_PAGE = 4 << 20
 NOT_VERIFIED = False
 # /ready is answered beside all other work.
 BRIEF_SECONDS = 3.0
-# So long an answer is believed by a reconcile: what was just heard is not asked for again because a pod's status, or
-# our own write, calls for another look. `pulse.py` asks every time.
-RECENT_SECONDS = 2.0
-# Words that are remembered before those that are too old for anybody are forgotten.
-_MOST_WORDS = 4096
 
 
 class Address(NamedTuple):
@@ -51,8 +45,6 @@ class PodClient:
     def __init__(self, timeout: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._brief = aiohttp.ClientTimeout(total=min(timeout, BRIEF_SECONDS))
-        # (when it was asked, what it said) by the address of who answered.
-        self._words: dict[Address, tuple[float, str]] = {}
 
     async def progress(self, address: Address) -> Progress | None:
         """What `stoker fetch` says of its progress; None when it does not answer yet or any more."""
@@ -87,29 +79,16 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
-    async def word(self, address: Address, *, within: float = 0.0) -> str | None:
+    async def word(self, address: Address) -> str | None:
         """What the engine there says is wrong, "" = nothing; None when nothing answers: an engine that hangs or is gone
-        does not. Asked twice, for a lost packet. An answer to a question of the last `within` seconds will do, unless
-        whoever asked since heard nothing.
+        does not. Asked twice, for a lost packet.
         """
-        now = time.monotonic()
-        asked, word = self._words.get(address, (0.0, ""))
-        if asked and now - asked < within:
-            return word
         for _ in range(2):
             status, body = await self._ask("GET", f"{address.url}/ready", None, self._brief)
             if status:
                 warnings = body.get("warnings")
-                said = " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
-                self._remember(address, now, said)
-                return said
-        self._words.pop(address, None)
+                return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
         return None
-
-    def _remember(self, address: Address, asked: float, word: str) -> None:
-        if len(self._words) >= _MOST_WORDS and address not in self._words:
-            self._words = {key: old for key, old in self._words.items() if asked - old[0] < RECENT_SECONDS}
-        self._words[address] = (asked, word)
 
     async def adapters(self, address: Address) -> tuple[AdapterReport, ...] | None:
         """What the engine there says of the adapters of its list; None when it does not answer, or follows no list."""

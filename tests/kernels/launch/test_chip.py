@@ -150,7 +150,7 @@ def experts(pick: random.Random, sm: int) -> None:
     )
     tokens, tiles = pick.randint(1, 9), pick.choice([3, 700])
     ids = torch.zeros(tokens, 2, dtype=torch.int32)
-    plan = Plan(torch.zeros(tokens * 2, dtype=torch.int32), torch.zeros(tiles, 3, dtype=torch.int32), tile)
+    plan = Plan(torch.zeros(tokens * 2, dtype=torch.int32), torch.zeros(tiles, 3, dtype=torch.int32), tile, count)
     pair_rows(torch.zeros(tokens, hidden, dtype=dtype), Routes(ids, torch.ones(tokens, 2), plan), weights)
 
 

@@ -244,38 +244,3 @@ async def test_what_a_pod_says_of_itself(case: tuple[int, Any, str | None]) -> N
     finally:
         await runner.cleanup()
     assert await PodClient(5.0).word(Address("127.0.0.1", port)) is None
-
-
-async def test_an_answer_is_believed_for_a_while_and_silence_never() -> None:
-    asked: list[str] = []
-    said = ["one"]
-
-    async def ready(request: web.Request) -> web.Response:
-        asked.append(request.path)
-        return web.json_response({"warnings": said})
-
-    app = web.Application()
-    app.add_routes([web.get("/ready", ready)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address, pods = Address("127.0.0.1", runner.addresses[0][1]), PodClient(5.0)
-    try:
-        assert await pods.word(address, within=60.0) == "one", "nobody asked before"
-        said[0] = "two"
-        assert await pods.word(address, within=60.0) == "one"
-        assert await pods.word(address) == "two", "who wants to know it now is told"
-        assert await pods.word(address, within=60.0) == "two"
-        assert len(asked) == 2
-    finally:
-        await runner.cleanup()
-    assert await pods.word(address, within=60.0) == "two", "nobody has heard that it is gone"
-    assert await pods.word(address) is None
-    assert await pods.word(address, within=60.0) is None, "somebody has"
-
-
-async def test_what_was_said_is_forgotten() -> None:
-    pods = PodClient(0.2)
-    pods._words = {Address("10.0.0.1", port): (1.0, "old") for port in range(5000)}
-    pods._remember(Address("10.0.0.2", 1), 1e9, "new")
-    assert pods._words == {Address("10.0.0.2", 1): (1e9, "new")}

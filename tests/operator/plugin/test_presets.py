@@ -52,7 +52,7 @@ def test_a_preset_fits_each_gpu_that_it_names(preset: Preset) -> None:
 def test_the_facts_are_the_models_own(preset: Preset) -> None:
     shape = KNOWN[preset.service.model.uri]
     assert preset.facts["bytes"] == 2 * sum(
-        count_of(sizes) for _, sizes in tensors(build_spec(read_source(f"shape:{shape}")))
+        count_of(sizes) for _, sizes, _ in tensors(build_spec(read_source(f"shape:{shape}")))
     )
     config = SHAPES[shape]
     heads = config["num_attention_heads"]
