@@ -15,6 +15,7 @@ struct Launch {
 };
 
 inline void run(const Launch* l, std::function<void()> kernel) {
+  emulator::predecessor.writes.clear();
   for (const emulator::Region& each : {emulator::Region{l->x, l->x_bytes}, {l->words, l->words_bytes}, {l->shrunk, l->shrunk_bytes}}) {
     if (each.bytes) emulator::predecessor.writes.push_back(each);
   }
