@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine, compile_adapted, compile_gemm, forget
+from tests.kernels.emulator.gemm import GemmMachine, compile_adapted, compile_gemm, forget
 from tests.kernels.guard_pages import GuardPages
 
 from stoker_kernels.launch.dispatch import interpreting
@@ -57,9 +57,9 @@ def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device."""
-    made = Machine(gemm_library)
+    made = GemmMachine(gemm_library)
     forget()
     made.install(monkeypatch)
     yield made
@@ -73,9 +73,9 @@ def adapted_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def adapted_machine(adapted_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def adapted_machine(adapted_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device that launches those in a chain."""
-    made = Machine(adapted_library)
+    made = GemmMachine(adapted_library)
     forget()
     made.install(monkeypatch)
     for module in ("gemm.adapted", "lora.cluster_shrink"):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stoker_kernels.block_gemm import plane_launch, sm90_few
 from stoker_kernels.block_gemm.op import block_linear
-from stoker_kernels.block_gemm.plane_choose import SCRATCH_BYTES
+from stoker_kernels.block_gemm.plane_choose import by_rows
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
 from stoker_kernels.launch.dispatch import sm_of
@@ -182,8 +182,9 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
             if few.room(name, -(-columns // STEP // split))[1]:
                 yield f"few, split {split}", functools.partial(_by_few, x, copies, out, split)
     if m >= 32:
+        yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out)
         made = torch.empty((copies[0].rows, copies[0].columns), dtype=x.dtype, device=x.device)
-        yield "rows, then cuBLAS", functools.partial(_by_rows, x, copies, out, made)
+        plane_launch.rows(copies[0], made)
         yield "cuBLAS alone", functools.partial(_by_cublas, x, made, out)
 
 
@@ -215,12 +216,8 @@ def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, split: int, i: int)
     sm90_few.linear(x, copies[i % len(copies)], None, out, split=split)
 
 
-def _by_rows(x: Tensor, copies: list[PlaneRows], out: Tensor, made: Tensor, i: int) -> None:
-    at_once = max(1, SCRATCH_BYTES // (made.shape[1] * 2))
-    for first in range(0, len(made), at_once):
-        own = slice(first, first + at_once)
-        plane_launch.rows(copies[i % len(copies)], made[own], first=first)
-        torch.mm(x, made[own].t(), out=out[:, own])
+def _by_rows(x: Tensor, copies: list[PlaneRows], out: Tensor, i: int) -> None:
+    by_rows(x, copies[i % len(copies)], None, out)
 
 
 def _by_cublas(x: Tensor, made: Tensor, out: Tensor, i: int) -> None:

@@ -43,6 +43,13 @@ def _product(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> N
     if x.shape[0] <= FUSED_TOKENS:
         plane_launch.linear(x, piece, bias, out)
         return
+    by_rows(x, piece, bias, out)
+
+
+def by_rows(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> None:
+    """out = x · Wᵀ + bias by cuBLAS, rows of the weight dequantized before, SCRATCH_BYTES at a time."""
+    from stoker_kernels.block_gemm import plane_launch
+
     at_once = max(1, SCRATCH_BYTES // (piece.columns * x.itemsize))
     scratch = torch.empty((min(at_once, piece.rows), piece.columns), dtype=x.dtype, device=x.device)
     for first in range(0, piece.rows, at_once):

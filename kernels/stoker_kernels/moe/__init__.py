@@ -1,6 +1,6 @@
 """Mixtures of experts: choosing each token's experts (`route`), running them (`experts`), or both (`mixture`).
 
-`triton_route.py` chooses and sorts, for some dozens of tokens `hopper/` in one launch; `triton_keep.py` leaves one
+`triton_route.py` chooses and sorts, for up to 16 tokens `hopper/` in one launch; `triton_keep.py` leaves one
 rank's; `fused.py` has the Hopper kernels choose by themselves for the fewest tokens. `choose.py` has the fewest tokens
 multiplied by `hopper/sm90_few.py`, many by `hopper/sm90_grouped.py`, all else by `triton_experts.py`, with
 `triton_fp4.py`, `triton_int4.py` and `triton_int8.py` what `layouts/` lays out; `tiles.py` holds sizes by rule,

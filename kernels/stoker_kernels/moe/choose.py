@@ -36,11 +36,13 @@ def route(
     """`moe.route`."""
     from stoker_kernels.moe import triton_route
 
-    chosen = triton_route.route
-    if len(logits) in ONE_LAUNCH and not in_one_program(len(logits), routing.top_k):
-        reason = sm90_route.refusal(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
-        chosen = triton_route.route if reason is not None else sm90_route.route
-    return chosen(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
+    if (
+        len(logits) in ONE_LAUNCH
+        and not in_one_program(len(logits), routing.top_k)
+        and sm90_route.refusal(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts) is None
+    ):
+        return sm90_route.route(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
+    return triton_route.route(logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts)
 
 
 def many(x: Tensor, routes: Routes, weights: ExpertWeights) -> bool:
@@ -71,9 +73,8 @@ def experts(
             x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
         )
     if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
-        return sm90_grouped.experts(
-            x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
-        )
+        rows = sm90_grouped.pair_rows(x, routes, weights, activation=activation, limit=limit)
+        return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
     return triton_experts.experts(
         x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
     )

@@ -55,10 +55,13 @@ def fused(
     out: Tensor | None = None,
 ) -> Tensor:
     """The experts' kernels choose, too, where they take the operands; else as `split`."""
-    reason = sm90_few.mixture_refusal(
-        x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
-    )
-    if reason is not None or not choose.few(x) or not _as_usual(x, logits, weights):
+    if not (
+        choose.few(x)
+        and _as_usual(x, logits, weights)
+        and sm90_few.mixture_refusal(
+            x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
+        ) is None
+    ):
         return split(
             x, logits, routing, weights, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
             limit=limit, shared=shared, shared_gate=shared_gate, out=out,

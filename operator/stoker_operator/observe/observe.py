@@ -1,8 +1,7 @@
 """One immutable snapshot of everything a plan may depend on: the children, the pods, what the pods say.
 
 Invariants: reads only; every object is read in the same reconcile that uses it, so nothing is decided from
-an event or from memory; a revision that already answered is not asked again, and neither is a pod that answered within
-the last two seconds, unless it fell silent since.
+an event or from memory; a revision that already answered is not asked again.
 Knows nothing of what should be done.
 """
 

@@ -1,9 +1,8 @@
 """What pods say over HTTP: the progress of a prefetch, and one completion of a new revision.
 
 Invariants: every request has a deadline and a bounded answer; no failure raises, it is an answer that says
-why; silence is never remembered. The completion is the operator's own proof: /ready, which the kubelet asks, is 200
-only after a warm-up completion *inside* the pod; this one crosses the pod network and the API, the way a client's
-request does.
+why. The completion is the operator's own proof: /ready, which the kubelet asks, is 200 only after a warm-up
+completion *inside* the pod; this one crosses the pod network and the API, the way a client's request does.
 Knows nothing of Kubernetes.
 """
 

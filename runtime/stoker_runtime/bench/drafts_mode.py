@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,14 +23,14 @@ from pathlib import Path
 import torch
 
 from stoker_runtime.bench.engine_flags import engine_config, parser
-from stoker_runtime.bench.rounds import FIRST_TOKEN, GREEDY
+from stoker_runtime.bench.rounds import GREEDY, random_prompts, run_together
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.pace import Pace, RowPace
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.ranks.build import build_executor
-from stoker_runtime.request import FinishReason, Request
+from stoker_runtime.request import Request
 from stoker_runtime.text.tokenizer import Tokenizer
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}'
@@ -99,26 +97,14 @@ class Timed:
 
 def run(loop: StepLoop, prompts: Sequence[Prompt], count: int) -> Timed:
     """`count` tokens of each prompt, all submitted together. Raises EngineError for a request that fails."""
-    before, began = loop.stats(), time.perf_counter()
-    asked = replace(GREEDY, max_tokens=count)
-    sequences = [loop.add(Request(str(i), prompt, asked)) for i, prompt in enumerate(prompts)]
-    while loop.has_work:
-        loop.step()
-    seconds, after = time.perf_counter() - began, loop.stats()
-    for each in sequences:
-        if each.finish is not FinishReason.LENGTH:
-            raise EngineError(f"request {each.request.id} ended as {each.finish}: {each.error}")
+    before, asked = loop.stats(), replace(GREEDY, max_tokens=count)
+    seconds, sequences, _ = run_together(loop, (Request(str(i), prompt, asked) for i, prompt in enumerate(prompts)))
+    after = loop.stats()
     return Timed(
         seconds, after.steps - before.steps, after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
         tuple(tuple(each.tokens[each.prompt_length :]) for each in sequences),
     )  # fmt: skip
-
-
-def random_prompts(n: int, length: int, vocab: int, seed: int) -> list[Prompt]:
-    """Of tokens that are no special ones."""
-    generator, top = random.Random(seed), max(FIRST_TOKEN + 1, vocab - 1000)
-    return [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for _ in range(n)]
 
 
 def read_sources(path: Path | None) -> str:
@@ -177,7 +163,7 @@ def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int
             forced.k = k
             if k and not forced._fits(n, k):
                 continue
-            prompts = [random_prompts(n, input_len, executor.vocab_size, seed) for seed in range(ROUNDS + 1)]
+            prompts = [random_prompts([input_len] * n, executor.vocab_size, seed) for seed in range(ROUNDS + 1)]
             run(loop, prompts[0], output_len)  # a shape's second step captures its graph
             times = []
             for each in prompts[1:]:
@@ -259,7 +245,7 @@ def main(argv: list[str]) -> int:
         vocab, found = measure_costs(config, ns, min(args.input_len, 128), min(args.output_len, 128))
         for cost in found:
             print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain", flush=True)
-        cases = [(RANDOM, random_prompts(n, args.input_len, vocab, n)) for n in ns]
+        cases = [(RANDOM, random_prompts([args.input_len] * n, vocab, n)) for n in ns]
         if args.model:
             tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)
             cases += [(kind, real_prompts(kind, n, args.input_len, text, tokenizer)) for kind in KINDS for n in ns]

@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import EngineError
 from stoker_runtime.request import FinishReason, Request, SamplingParams
+from stoker_runtime.scheduler.sequence import Sequence
 
 FIRST_TOKEN = 100
 
@@ -68,6 +70,37 @@ class Round:
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
+def random_prompts(lengths: Iterable[int], vocab: int, seed: int) -> list[tuple[int, ...]]:
+    """A prompt of each length, of tokens that are no special ones."""
+    generator, top = random.Random(seed), max(FIRST_TOKEN + 1, vocab - 1000)
+    return [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for length in lengths]
+
+
+def run_together(
+    loop: StepLoop, requests: Iterable[Request], ends: Container[FinishReason | None] = (FinishReason.LENGTH,)
+) -> tuple[float, list[Sequence], list[float]]:
+    """Submit all requests and run them to their ends: seconds of wall time, sequences, and when each ended.
+
+    Raises EngineError for a request that ends otherwise than `ends` say.
+    """
+    began = time.perf_counter()
+    sequences = [loop.add(request) for request in requests]
+    finished: dict[str, float] = {}
+    while loop.has_work:
+        for sequence in loop.step().finished:
+            finished[sequence.request.id] = time.perf_counter() - began
+    wall = time.perf_counter() - began
+    for sequence in sequences:
+        if sequence.finish not in ends:
+            raise ended_otherwise(sequence)
+    return wall, sequences, [finished[sequence.request.id] for sequence in sequences]
+
+
+def ended_otherwise(sequence: Sequence) -> EngineError:
+    """What to raise for a request that did not end as it should."""
+    return EngineError(f"request {sequence.request.id} ended as {sequence.finish}: {sequence.error}")
+
+
 def run_round(
     loop: StepLoop, work: Work, vocab: int, seed: int, params: SamplingParams = GREEDY, adapters: int = 0
 ) -> Round:
@@ -78,28 +111,20 @@ def run_round(
     Raises:
         EngineError: a request ended early or with an error.
     """
-    generator = random.Random(seed)
-    top = max(FIRST_TOKEN + 1, vocab - 1000)
-    prompts = [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for length in work.inputs]
-    began = time.perf_counter()
-    sequences = [
-        loop.add(
+    prompts = random_prompts(work.inputs, vocab, seed)
+    wall, sequences, latencies = run_together(
+        loop,
+        (
             Request(
                 str(i), prompt, replace(params, max_tokens=count, ignore_eos=True, seed=i),
                 adapter=i % adapters + 1 if adapters else 0,
             )
-        )
-        for i, (prompt, count) in enumerate(zip(prompts, work.outputs, strict=True))
-    ]
-    finished: dict[str, float] = {}
-    while loop.has_work:
-        for sequence in loop.step().finished:
-            finished[sequence.request.id] = time.perf_counter() - began
-    wall = time.perf_counter() - began
+            for i, (prompt, count) in enumerate(zip(prompts, work.outputs, strict=True))
+        ),
+    )  # fmt: skip
     outputs = []
     for sequence, count in zip(sequences, work.outputs, strict=True):
-        if sequence.finish is not FinishReason.LENGTH or len(sequence.tokens) - sequence.prompt_length != count:
-            raise EngineError(f"request {sequence.request.id} ended as {sequence.finish}: {sequence.error}")
+        if len(sequence.tokens) - sequence.prompt_length != count:
+            raise ended_otherwise(sequence)
         outputs.append(tuple(sequence.tokens[sequence.prompt_length :]))
-    latencies = tuple(finished[str(i)] for i in range(len(sequences)))
-    return Round(wall, latencies, tuple(prompts), tuple(outputs))
+    return Round(wall, tuple(latencies), tuple(prompts), tuple(outputs))

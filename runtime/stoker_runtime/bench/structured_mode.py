@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.bench.rounds import FIRST_TOKEN
+from stoker_runtime.bench.rounds import random_prompts, run_together
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, EngineError
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.sampling.grammar import json_schema
@@ -143,20 +141,11 @@ class StructuredBench:
 
     def _round(self, asked: list[SamplingParams]) -> tuple[float, list[Sequence]]:
         """Seconds from the submission of all requests to the end of the last, and their sequences."""
-        generator = random.Random(1)
-        top = max(FIRST_TOKEN + 1, self._vocab - 1000)
-        prompts = [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(self._input_len)) for _ in asked]
-        began = time.perf_counter()
-        sequences = [
-            self._loop.add(Request(str(at), prompt, params))
-            for at, (prompt, params) in enumerate(zip(prompts, asked, strict=True))
-        ]
-        while self._loop.has_work:
-            self._loop.step()
-        wall = time.perf_counter() - began
-        for sequence in sequences:
-            if sequence.finish not in (FinishReason.STOP, FinishReason.LENGTH):
-                raise EngineError(f"request {sequence.request.id} ended as {sequence.finish}: {sequence.error}")
+        prompts = random_prompts([self._input_len] * len(asked), self._vocab, seed=1)
+        requests = (
+            Request(str(at), prompt, params) for at, (prompt, params) in enumerate(zip(prompts, asked, strict=True))
+        )
+        wall, sequences, _ = run_together(self._loop, requests, (FinishReason.STOP, FinishReason.LENGTH))
         return wall, sequences
 
     def _is_valid(self, sequence: Sequence) -> bool:

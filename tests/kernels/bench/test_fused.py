@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine
+from tests.kernels.emulator.gemm import GemmMachine
 
 from stoker_kernels.bench import fused, layer
 from stoker_kernels.bench.fused import Sample, check, limit_us, main, row_text, rows_of_table
@@ -24,7 +24,7 @@ TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers
 
 
 @pytest.fixture
-def on_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def on_cpu(machine: GemmMachine, monkeypatch: pytest.MonkeyPatch) -> GemmMachine:
     monkeypatch.setattr(layer, "DEVICE", "cpu")
     monkeypatch.setitem(layer.SHAPES, "tiny", TINY)
     monkeypatch.setattr(table, "best_tile", lambda *_: None)
@@ -32,7 +32,7 @@ def on_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_every_tile_passes_the_check(on_cpu: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tile_passes_the_check(on_cpu: GemmMachine, capsys: pytest.CaptureFixture[str]) -> None:
     assert [check(family, [(40, 128)], [5, 70, 140]) for family in fused.FAMILIES] == [0, 0, 0, 0, 0]
     said = capsys.readouterr().out
     for family, count in (("gated", 10), ("wide-gated", 24), ("wide", 16), ("wide-gated-e4m3", 24), ("wide-e4m3", 24)):
@@ -40,7 +40,7 @@ def test_every_tile_passes_the_check(on_cpu: Machine, capsys: pytest.CaptureFixt
 
 
 def test_a_wrong_tile_is_named(
-    on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_cpu: GemmMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
         plain = o.x.float() @ o.weight.float().T
@@ -57,7 +57,7 @@ def test_a_wrong_tile_is_named(
 
 
 def test_a_family_that_fails_its_check_is_not_timed(
-    on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_cpu: GemmMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fused, "passes", lambda family: family == "gated")
     monkeypatch.setattr(layer, "graph_us", lambda body, replays: 20.0)
@@ -70,7 +70,7 @@ def test_a_family_that_fails_its_check_is_not_timed(
 
 @pytest.mark.parametrize(("fp8", "near"), [(False, 0.01), (True, 0.05)], ids=["bf16", "e4m3"])
 def test_the_chain_is_the_same_fused_and_not(
-    on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, fp8: bool, near: float
+    on_cpu: GemmMachine, monkeypatch: pytest.MonkeyPatch, fp8: bool, near: float
 ) -> None:
     def scaled(
         x: torch.Tensor, x_scale: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, out: torch.Tensor
@@ -90,7 +90,7 @@ def test_the_chain_is_the_same_fused_and_not(
 
 
 def test_one_command_checks_times_and_prints(
-    on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    on_cpu: GemmMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def timed(body: Callable[[], None], replays: int) -> float:
         on_cpu.ran = ""

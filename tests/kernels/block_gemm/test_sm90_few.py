@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
-from tests.kernels.emulator.blocks import Machine, compile_blocks
+from tests.kernels.emulator.blocks import BlockMachine, compile_blocks
 
 from stoker_kernels.block_gemm import sm90_few
 from stoker_kernels.block_gemm.sm90_few import FewTile
@@ -26,13 +26,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(library)
+def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> BlockMachine:
+    machine = BlockMachine(library)
     machine.install(monkeypatch)
     return machine
 
 
-def product(machine: Machine, name: str, m: int, rows: int, columns: int, split: int = 0) -> None:
+def product(machine: BlockMachine, name: str, m: int, rows: int, columns: int, split: int = 0) -> None:
     """Random operands: every value, and nothing around the result is written."""
     data = mild_rows(name, rows, columns)
     piece = in_planes(name, data, columns)
@@ -51,7 +51,7 @@ def product(machine: Machine, name: str, m: int, rows: int, columns: int, split:
 
 @pytest.mark.parametrize("tile", sm90_few.TILES, ids=lambda tile: str(tile.tokens))
 @pytest.mark.parametrize("name", sm90_few.FORMATS)
-def test_products_match_the_definition(machine: Machine, name: str, tile: FewTile) -> None:
+def test_products_match_the_definition(machine: BlockMachine, name: str, tile: FewTile) -> None:
     """Fewer steps than warps, and as many as a CTA keeps and more."""
     for steps in (random.randint(1, 7), random.randint(14, 20)):
         tokens = random.randint(tile.tokens // 2 + 1, tile.tokens)
@@ -59,7 +59,7 @@ def test_products_match_the_definition(machine: Machine, name: str, tile: FewTil
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
-def test_clusters_add_up_chunks_of_tiles(machine: Machine, name: str) -> None:
+def test_clusters_add_up_chunks_of_tiles(machine: BlockMachine, name: str) -> None:
     """CTAs with fewer steps than others, or none; more tiles than a chunk."""
     machine.sms = 2
     product(machine, name, random.randint(1, 16), 16 * random.randint(33, 40), 256 * random.randint(5, 10), split=4)
@@ -89,7 +89,7 @@ def test_long_rows_take_a_kernel_of_fewer_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", sm90_few.FORMATS)
-def test_a_token_of_one_column_brings_out_its_weights(machine: Machine, name: str) -> None:
+def test_a_token_of_one_column_brings_out_its_weights(machine: BlockMachine, name: str) -> None:
     """Exactly what the gguf package decodes, rounded once."""
     for tokens in (random.randint(1, 16), random.randint(17, 32)):
         rows, columns = 16 * random.randint(1, 4), 256 * random.randint(1, 3)
@@ -102,11 +102,11 @@ def test_a_token_of_one_column_brings_out_its_weights(machine: Machine, name: st
         assert torch.equal(out, by_definition(data, name)[:, at].t().bfloat16())
 
 
-def test_more_tokens_take_several_launches(machine: Machine) -> None:
+def test_more_tokens_take_several_launches(machine: BlockMachine) -> None:
     product(machine, "Q4_K", random.randint(33, 64), 32, 512)
 
 
-def test_one_large_x_among_small_ones(machine: Machine) -> None:
+def test_one_large_x_among_small_ones(machine: BlockMachine) -> None:
     """Sums of places are two bf16 numbers: what they lose is far below what bf16 shows."""
     data = mild_rows("Q4_K", 32, 1024)
     x = torch.randn(4, 1024).bfloat16()

@@ -1,5 +1,5 @@
 // Entries of the kernels that adapters run in for the tests; every kernel can be given by its address.
-#include "gemm_launch.h"
+#include "launch.h"
 #include "sm90_bf16_gemm_cluster_adapted.cu"
 #include "sm90_bf16_gemm_gated_adapted.cu"
 #include "sm90_bf16_gemm_multicast_adapted.cu"

@@ -4,16 +4,11 @@
 
 namespace stoker {
 
-inline uint32_t only(uint32_t x, uint32_t y) { return x & y; }
 inline float half_low(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair)); }
 inline float half_high(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair >> 16)); }
-inline void block_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  mma_m16n8k16_bf16(d, a, b[0], b[1]);
-}
-
-inline void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+inline void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   for (float& sum : d) sum = 0.0f;
-  block_mma(d, a, b);
+  mma(d, a, b);
 }
 
 // A group ends with a copy to nowhere.
@@ -31,20 +26,6 @@ void copies_wait_group() {
     groups -= copies.front().to == nullptr;
     copies.erase(copies.begin());
   }
-}
-
-inline void block_cluster_sync() {
-  if (cluster_size() == 1) emulator::fail("a barrier of a cluster of one");
-  cluster_arrive();
-  cluster_wait();
-}
-inline float4 read_peer_floats(const float* local, int rank) {
-  emulator::Cta& from = *emulator::cluster->ctas[rank];
-  emulator::running(from);
-  if (shared_address(local) % 16) emulator::fail("a misaligned read of another CTA");
-  float4 value;
-  std::memcpy(&value, emulator::shared(from, shared_address(local)), 16);
-  return value;
 }
 
 }  // namespace stoker

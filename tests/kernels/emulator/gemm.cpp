@@ -1,5 +1,5 @@
 // Entries of the GEMM kernels with clusters for the tests; every kernel of the .cu files can be given by its address.
-#include "gemm_launch.h"
+#include "launch.h"
 #include "sm90_bf16_gemm_gated.cu"
 #include "sm90_bf16_gemm_multicast.cu"
 #include "sm90_bf16_gemm_wide.cu"

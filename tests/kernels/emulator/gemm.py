@@ -1,7 +1,5 @@
-"""A device without a GPU for the GEMM kernels with clusters: their host code launches the emulator.
+"""The device of the GEMM kernels with clusters, on the emulator.
 
-Invariants: only the driver's part is replaced (maps, loading, launches, what is resident); every kernel that a test
-launches is compiled from csrc/.
 Knows nothing of what a kernel computes.
 """
 
@@ -12,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.emulator.build import compile_emulated
+from tests.kernels.emulator.machine import Machine
 
 from stoker_kernels.gemm import adapted, small, wide
 from stoker_kernels.launch import cuda
@@ -31,16 +29,6 @@ ADAPTED_SOURCES = (
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
     *("silu.cuh", "sm90_chunk.cuh"),
 )
-
-
-class Launch(ctypes.Structure):
-    """Launch of emulator/gemm.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
-        *((f"{name}{end}", kind) for name in ("x", "out", "words", "shrunk")
-          for end, kind in (("", ctypes.c_void_p), ("_bytes", ctypes.c_int64))),
-    ]
 
 
 def compile_gemm(folder: Path) -> ctypes.CDLL:
@@ -61,46 +49,31 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
 
 
 @dataclass
-class Machine:
-    """`resident` clusters at once, kernels from `library`, random orders by `seed`.
-
-    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `words`, where
-    given: those that a product with adapters waits for, while all of `out` is still written, too. `ran` and `clusters`
-    tell of the last launch.
+class GemmMachine(Machine):
+    """`resident` clusters at once. `words`, where given: those that a product with adapters waits for, while all of
+    `out` is still written, too. `ran` and `clusters` tell of the last launch.
     """
 
-    library: ctypes.CDLL
     resident: int = 1
-    seed: int = 0
-    x: torch.Tensor | None = None
-    out: torch.Tensor | None = None
     words: torch.Tensor | None = None
     clusters: int = 0
     ran: str = ""
 
     def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        assert arch == "sm_90a"
         assert name.startswith(stem)
-        return cuda.Kernel(name, getattr(self.library, name), shared_bytes, threads)
+        return super().kernel(stem, arch, name, shared_bytes, threads, device)
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
         assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
-        late = self.words is not None and "adapted" in kernel.name
-        tensors = (self.x, None, self.words, self.out) if late else (self.x, self.out, None, None)
-        spaces = [(0, 0) if t is None else (t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        launch = Launch(grid, cluster, kernel.threads, self.seed, *(value for space in spaces for value in space))
+        launch = self.told(kernel, grid, cluster, self.words if "adapted" in kernel.name else None)
         kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "": "cluster_gemm"}
         run = getattr(self.library, f"run_{next(kinds[word] for word in kinds if word in kernel.name)}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be the CUDA device of `gemm.small` and `gemm.wide`."""
-        monkeypatch.setattr(cuda, "_encoded", tensor_map)
-        monkeypatch.setattr(cuda, "kernel", self.kernel)
-        monkeypatch.setattr(cuda, "launch", self.launch)
-        monkeypatch.setattr(cuda, "resident_clusters", lambda *_: self.resident)
+    def residents(self, size: int) -> int:
+        return self.resident
 
 
 def forget() -> None:

@@ -81,6 +81,7 @@ inline uint16_t f16_from_e4m3(uint8_t x) {
   if (exponent == 15 && mantissa == 7) value = NAN;
   return to_f16(x & 128 ? -value : value);
 }
+inline uint32_t masked(uint32_t x, uint32_t y) { return x & y; }
 inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
 inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
@@ -146,6 +147,7 @@ inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0
   mma_m16n8k16(d, a, b0, b1, from_bf16);
 }
 
+inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_m16n8k16_bf16(d, a, b[0], b[1]); }
 inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_m16n8k16(d, a, b0, b1, from_f16);
 }
@@ -229,6 +231,19 @@ inline void cluster_wait() {
 }
 inline uint32_t cluster_address(uint32_t address, int rank) {
   return address | static_cast<uint32_t>(rank + 1) << emulator::RANK_SHIFT;
+}
+inline void cluster_sync() {
+  if (cluster_size() == 1) emulator::fail("a barrier of a cluster of one");
+  cluster_arrive();
+  cluster_wait();
+}
+inline float4 read_peer(const float4* local, int rank) {
+  emulator::Cta& from = *emulator::cluster->ctas[rank];
+  emulator::running(from);
+  if (shared_address(local) % 16) emulator::fail("a misaligned read of another CTA");
+  float4 value;
+  std::memcpy(&value, emulator::shared(from, shared_address(local)), 16);
+  return value;
 }
 constexpr uint32_t LOCAL = (1u << emulator::RANK_SHIFT) - 1;
 inline void mbarrier_arrive_cluster(uint32_t there) {

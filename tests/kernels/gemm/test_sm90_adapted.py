@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine
+from tests.kernels.emulator.gemm import GemmMachine
 
 from stoker_kernels import lora
 from stoker_kernels.gemm import adapted, small
@@ -41,7 +41,7 @@ def step_of(tokens: torch.Tensor, target: LoraTarget, planned: bool) -> LoraStep
 
 
 def run(
-    machine: Machine, tile: Tile, m: int, k: int, rows: tuple[int, ...], slots: int, max_rank: int, seed: int = 0
+    machine: GemmMachine, tile: Tile, m: int, k: int, rows: tuple[int, ...], slots: int, max_rank: int, seed: int = 0
 ) -> torch.Tensor:
     """Run both launches on random operands, and compare with the definition; returns the result."""
     generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(m * k + max_rank + seed)
@@ -78,7 +78,7 @@ def run(
 
 
 @pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 1), (64, 2, 2), (128, 1, 4), (128, 2, 3)])
-def test_plain_products_match(adapted_machine: Machine, size: int, chunks: int, cluster: int) -> None:
+def test_plain_products_match(adapted_machine: GemmMachine, size: int, chunks: int, cluster: int) -> None:
     # Pieces that end within a group of rows, and within a warp's.
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster)
     run(adapted_machine, tile, 8, 448, (200, 24, 88), slots=8, max_rank=16)
@@ -88,7 +88,7 @@ def test_plain_products_match(adapted_machine: Machine, size: int, chunks: int, 
 
 
 @pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 2), (64, 2, 1), (128, 1, 2)])
-def test_gated_products_match(adapted_machine: Machine, size: int, chunks: int, cluster: int) -> None:
+def test_gated_products_match(adapted_machine: GemmMachine, size: int, chunks: int, cluster: int) -> None:
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster, gated=True)
     run(adapted_machine, tile, 6, 576, (264, 264), slots=5, max_rank=16)
     run(adapted_machine, tile, 3, 576, (264, 264), slots=6, max_rank=24)
@@ -99,7 +99,7 @@ def test_gated_products_match(adapted_machine: Machine, size: int, chunks: int, 
     [(64, 2, 16, 3, False), (128, 1, 64, 2, False), (64, 1, 32, 2, True), (128, 1, 64, 1, True)],
 )
 def test_blocks_of_tokens_match(
-    adapted_machine: Machine, size: int, chunks: int, tokens: int, cluster: int, gated: bool
+    adapted_machine: GemmMachine, size: int, chunks: int, tokens: int, cluster: int, gated: bool
 ) -> None:
     # More pairs than a stage holds, of adapters whose ranks are no sixteens.
     tile = Tile("cluster", size, chunks, tokens, 2, 1, cluster, gated=gated)
@@ -109,19 +109,19 @@ def test_blocks_of_tokens_match(
 
 
 @pytest.mark.parametrize(("size", "share", "split"), [(128, 1, 3), (64, 2, 2), (64, 4, 1)])
-def test_parts_of_k_share_the_pairs(adapted_machine: Machine, size: int, share: int, split: int) -> None:
+def test_parts_of_k_share_the_pairs(adapted_machine: GemmMachine, size: int, share: int, split: int) -> None:
     tile = Tile("multicast", size, 1, 64, 3, 1, share * split, share=share)
     run(adapted_machine, tile, 64, 448, (136, 56), slots=8, max_rank=16)
     run(adapted_machine, tile, 37, 512, (264,), slots=5, max_rank=40)
 
 
-def test_a_wide_input_is_shrunk_in_rounds(adapted_machine: Machine) -> None:
+def test_a_wide_input_is_shrunk_in_rounds(adapted_machine: GemmMachine) -> None:
     # Of the columns that warps hold at once, 20,480 in all, and some that none holds.
     run(adapted_machine, Tile("cluster", 64, 1, 8, 3, 1, 1), 3, 20992, (16,), slots=2, max_rank=16)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_changes_a_bit(adapted_machine: Machine, seed: int) -> None:
+def test_no_order_changes_a_bit(adapted_machine: GemmMachine, seed: int) -> None:
     tile = Tile("cluster", 64, 2, 8, 3, 1, 2)
     plain = run(adapted_machine, tile, 7, 960, (320,), slots=2, max_rank=60, seed=9)
     adapted_machine.seed = seed + 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine
+from tests.kernels.emulator.gemm import GemmMachine
 
 from stoker_kernels.gemm import fixed, gated, small, table, tiles, wide
 from stoker_kernels.gemm.reference import linear_fp64, linear_silu_mul
@@ -17,7 +17,7 @@ from stoker_kernels.quant import FP8, LinearWeight, quantize_fp8, quantize_weigh
 BF16 = torch.bfloat16
 
 
-def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
+def product(machine: GemmMachine, tile: Tile | WideTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
     """Runs a tile on random operands; checks every value and that nothing around the result is written."""
     generator = torch.Generator().manual_seed(m * n + k)
     x_space = torch.randn(m, k + 8, generator=generator).to(BF16)
@@ -28,7 +28,7 @@ def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, res
 
 
 def scaled_product(
-    machine: Machine, tile: WideTile, m: int, n: int, k: int, resident: int = 1, biased: bool = False
+    machine: GemmMachine, tile: WideTile, m: int, n: int, k: int, resident: int = 1, biased: bool = False
 ) -> torch.Tensor:
     """`product` of e4m3 operands with their scales, x and its scales still being written when the kernel starts."""
     generator = torch.Generator().manual_seed(m * n + k)
@@ -45,7 +45,7 @@ def scaled_product(
     return checked(machine, tile, Operands(data, weight.data, torch.empty(0), bias, weight.scale, scale), want)
 
 
-def checked(machine: Machine, tile: Tile | WideTile, o: Operands, want: torch.Tensor) -> torch.Tensor:
+def checked(machine: GemmMachine, tile: Tile | WideTile, o: Operands, want: torch.Tensor) -> torch.Tensor:
     if tile.gated:
         gate, up = want.chunk(2, dim=1)
         want = gate * torch.sigmoid(gate) * up
@@ -72,7 +72,7 @@ PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by 
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
-def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: bool, m: int, gated: bool) -> None:
+def test_wide_tiles_match_at_each_number_of_tokens(machine: GemmMachine, by_tokens: bool, m: int, gated: bool) -> None:
     # 2 pairs of 576 or 448 rows and a tile of 48 rows, which its second CTA has none of.
     rows = 288 if gated else 224
     product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
@@ -84,7 +84,7 @@ def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: 
 )
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(
-    machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
+    machine: GemmMachine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
 ) -> None:
     product(machine, WideTile(rows, gated, by_tokens), 70, n, k)
 
@@ -94,14 +94,14 @@ def test_wide_tiles_match_at_each_shape(
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
 @pytest.mark.parametrize("rows", wide.ROWS)
 def test_wide_tiles_scale_e4m3(
-    machine: Machine, by_tokens: bool, gated: bool, m: int, n: int, k: int, rows: int
+    machine: GemmMachine, by_tokens: bool, gated: bool, m: int, n: int, k: int, rows: int
 ) -> None:
     scaled_product(machine, WideTile(rows, gated, by_tokens), m, n, k, resident=2)
 
 
 @PAIRS
 @pytest.mark.parametrize("rows", [224, 256, 288])
-def test_wide_tiles_add_a_bias_to_e4m3(machine: Machine, by_tokens: bool, rows: int) -> None:
+def test_wide_tiles_add_a_bias_to_e4m3(machine: GemmMachine, by_tokens: bool, rows: int) -> None:
     scaled_product(machine, WideTile(rows, False, by_tokens), 150, 616, 256, resident=2, biased=True)
 
 
@@ -109,27 +109,27 @@ def test_wide_tiles_add_a_bias_to_e4m3(machine: Machine, by_tokens: bool, rows: 
 @pytest.mark.parametrize(("rows", "gated", "tiles"), [(224, False, (12, 14)), (288, True, (9, 10))])
 @pytest.mark.parametrize("resident", [1, 4, 5, 66])
 def test_clusters_take_tiles_in_turn(
-    machine: Machine, by_tokens: bool, rows: int, gated: bool, tiles: tuple[int, int], resident: int
+    machine: GemmMachine, by_tokens: bool, rows: int, gated: bool, tiles: tuple[int, int], resident: int
 ) -> None:
     product(machine, WideTile(rows, gated, by_tokens), 300, 1408, 256, resident)
     assert machine.clusters == min(resident, tiles[by_tokens])
 
 
 @PAIRS
-def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, by_tokens: bool) -> None:
+def test_tokens_beyond_a_group_of_blocks_match(machine: GemmMachine, by_tokens: bool) -> None:
     product(machine, WideTile(224, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
 @PAIRS
 @pytest.mark.parametrize("seed", range(4))
-def test_no_order_changes_a_bit(machine: Machine, by_tokens: bool, seed: int) -> None:
+def test_no_order_changes_a_bit(machine: GemmMachine, by_tokens: bool, seed: int) -> None:
     plain = product(machine, WideTile(288, True, by_tokens), 200, 800, 448)
     machine.seed = seed + 1
     assert torch.equal(product(machine, WideTile(288, True, by_tokens), 200, 800, 448, resident=1 + seed), plain)
 
 
 @PAIRS
-def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, by_tokens: bool) -> None:
+def test_a_token_has_the_same_bits_in_every_batch(machine: GemmMachine, by_tokens: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     x, weight = (torch.randn(rows, 256, generator=generator).to(BF16) for rows in (150, 608))
     results = []
@@ -147,7 +147,7 @@ def cluster_tile(rows: int, chunks: int, tokens: int, cluster: int, gated: bool,
 @pytest.mark.parametrize("tokens", [8, 16, 32, 64])
 @pytest.mark.parametrize(("rows", "chunks"), [(64, 1), (64, 2), (128, 1)])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_gated_clusters_match(machine: Machine, rows: int, chunks: int, tokens: int, cluster: int) -> None:
+def test_gated_clusters_match(machine: GemmMachine, rows: int, chunks: int, tokens: int, cluster: int) -> None:
     # 9 or 5 tiles of rows, the last one in part: with 2 CTAs or 4, whole tiles and a shared one.
     tile = cluster_tile(rows, chunks, tokens, cluster, gated=True)
     product(machine, tile, tokens - 3, 560, 832)
@@ -155,17 +155,17 @@ def test_gated_clusters_match(machine: Machine, rows: int, chunks: int, tokens: 
 
 
 @pytest.mark.parametrize(("tile", "m"), [((64, 1, 32, 2), 19), ((64, 2, 8, 3), 8), ((128, 1, 64, 4), 64)])
-def test_plain_clusters_match(machine: Machine, tile: tuple[int, int, int, int], m: int) -> None:
+def test_plain_clusters_match(machine: GemmMachine, tile: tuple[int, int, int, int], m: int) -> None:
     product(machine, cluster_tile(*tile, gated=False), m, 1112, 448, resident=2 if tile[3] == 2 else 1)
 
 
 @pytest.mark.parametrize(("k", "stages"), [(64, 2), (2048, 2), (2048, 8)])
-def test_gated_rings_of_each_length_match(machine: Machine, k: int, stages: int) -> None:
+def test_gated_rings_of_each_length_match(machine: GemmMachine, k: int, stages: int) -> None:
     product(machine, cluster_tile(64, 1, 16, 1, True, stages), 13, 192, k, resident=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_changes_a_bit_of_a_gated_cluster(machine: Machine, seed: int) -> None:
+def test_no_order_changes_a_bit_of_a_gated_cluster(machine: GemmMachine, seed: int) -> None:
     tile = cluster_tile(64, 1, 32, 4, gated=True)
     plain = product(machine, tile, 30, 320, 640)
     machine.seed = seed + 1
@@ -173,7 +173,7 @@ def test_no_order_changes_a_bit_of_a_gated_cluster(machine: Machine, seed: int) 
 
 
 def test_a_fixed_product_has_the_same_bits_for_any_number_of_tokens(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: GemmMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 5 tiles over 3 clusters of 2 CTAs: whole tiles and shared ones. 137 tokens are 128, then 9.
     monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
@@ -200,32 +200,32 @@ def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int =
 
 @pytest.mark.parametrize(("share", "split"), [(1, 3), (1, 8), (2, 1), (2, 4), (4, 2), (2, 3)])
 @pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 64), (128, 128)])
-def test_multicast_tiles_match(machine: Machine, rows: int, tokens: int, share: int, split: int) -> None:
+def test_multicast_tiles_match(machine: GemmMachine, rows: int, tokens: int, share: int, split: int) -> None:
     # 9 or 5 tiles, the last one in part: a cluster's last CTAs may have none. 13 k blocks in unequal parts.
     product(machine, multicast_tile(rows, tokens, share, split), tokens - 3, 560, 832)
 
 
 @pytest.mark.parametrize(("k", "stages"), [(256, 2), (256, 7), (2048, 2), (2048, 7)])
-def test_multicast_rings_of_each_length_match(machine: Machine, k: int, stages: int) -> None:
+def test_multicast_rings_of_each_length_match(machine: GemmMachine, k: int, stages: int) -> None:
     product(machine, multicast_tile(128, 128, 2, 4, stages), 128, 512, k)
 
 
 @pytest.mark.parametrize(("k", "share", "split"), [(64, 2, 1), (128, 1, 2), (448, 1, 7), (512, 1, 8)])
-def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: Machine, k: int, share: int, split: int) -> None:
+def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: GemmMachine, k: int, share: int, split: int) -> None:
     tile = small.fitted(multicast_tile(64, 64, 1, 8), torch.empty(192, k, dtype=BF16))
     assert (tile.share, tile.split) == (share, split)
     product(machine, tile, 50, 192, k)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_order_changes_a_bit_of_a_multicast_tile(machine: Machine, seed: int) -> None:
+def test_no_order_changes_a_bit_of_a_multicast_tile(machine: GemmMachine, seed: int) -> None:
     tile = multicast_tile(64, 64, 2, 4)
     plain = product(machine, tile, 60, 320, 2560)
     machine.seed = seed + 1
     assert torch.equal(product(machine, tile, 60, 320, 2560), plain)
 
 
-def test_a_token_has_the_same_bits_at_every_place(machine: Machine) -> None:
+def test_a_token_has_the_same_bits_at_every_place(machine: GemmMachine) -> None:
     generator = torch.Generator().manual_seed(5)
     x, weight = torch.randn(1, 1024, generator=generator).to(BF16), torch.randn(128, 1024, generator=generator).to(BF16)
     machine.x, machine.out = x.repeat(61, 1), torch.empty(61, 128, dtype=BF16)
@@ -234,7 +234,7 @@ def test_a_token_has_the_same_bits_at_every_place(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 9, 33, 64, 65, 130])
-def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
+def test_the_op_runs_the_tile_of_its_table(machine: GemmMachine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
     monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
     monkeypatch.setattr(gated, "split", None)
     row = table.GatedRow(("64x2k1=", "64x2k1=", "64x1k1=", "64x1k2"), ((8192, "288"),))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.emulator.int4 import Machine, compile_int4
+from tests.kernels.emulator.int4 import Int4Machine, compile_int4
 
 from stoker_kernels.integer_gemm import dequantize_integers, fixed, sm90_int4, to_fragments
 from stoker_kernels.integer_gemm.sm90_int4 import TILES, Int4Tile
@@ -26,8 +26,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    machine = Machine(library)
+def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Int4Machine:
+    machine = Int4Machine(library)
     machine.install(monkeypatch)
     return machine
 
@@ -40,7 +40,7 @@ def random_weight(n: int, k: int, group: int, zeros: bool, generator: torch.Gene
     return IntegerWeight(to_fragments(codes), scale.bfloat16(), zero, 4, group, layout="fragments")
 
 
-def product(machine: Machine, tile: Int4Tile, m: int, n: int, k: int, group: int, split: int, zeros: bool) -> None:
+def product(machine: Int4Machine, tile: Int4Tile, m: int, n: int, k: int, group: int, split: int, zeros: bool) -> None:
     """Runs a tile on random operands; checks every value and that nothing around the result is written."""
     generator = torch.Generator().manual_seed(m * n + k + group)
     machine.seed = m + split
@@ -59,7 +59,7 @@ def product(machine: Machine, tile: Int4Tile, m: int, n: int, k: int, group: int
 
 @pytest.mark.parametrize("tile", WIDE, ids=lambda tile: tile.kernel_name(False))
 @pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
-def test_tiles_match(machine: Machine, tile: Int4Tile, group: int, zeros: bool) -> None:
+def test_tiles_match(machine: Int4Machine, tile: Int4Tile, group: int, zeros: bool) -> None:
     """Fewer tokens and rows than a tile has, and more."""
     k = 64 * (5 + group % 3)
     product(machine, tile, max(1, tile.tokens - 5), tile.rows + 64, k, min(group, k), 1, zeros)
@@ -67,18 +67,18 @@ def test_tiles_match(machine: Machine, tile: Int4Tile, group: int, zeros: bool) 
 
 @pytest.mark.parametrize("tile", WIDE, ids=lambda tile: tile.kernel_name(False))
 @pytest.mark.parametrize("split", [3])
-def test_the_ctas_of_a_cluster_sum_their_columns(machine: Machine, tile: Int4Tile, split: int) -> None:
+def test_the_ctas_of_a_cluster_sum_their_columns(machine: Int4Machine, tile: Int4Tile, split: int) -> None:
     product(machine, tile, tile.tokens - 1, tile.rows + 64, 64 * 15, 64, split, split % 2 == 0)
 
 
 @pytest.mark.parametrize(("group", "zeros"), [(16, True), (64, False), (1 << 20, True)])
-def test_groups_match(machine: Machine, group: int, zeros: bool) -> None:
+def test_groups_match(machine: Int4Machine, group: int, zeros: bool) -> None:
     k = 64 * 5
     product(machine, WIDE[2], 11, 640, k, min(group, k), 2, zeros)
 
 
 @pytest.mark.parametrize("tile", WIDE[-1:], ids=lambda tile: tile.kernel_name(False))
-def test_ctas_take_tiles_in_turn(machine: Machine, tile: Int4Tile) -> None:
+def test_ctas_take_tiles_in_turn(machine: Int4Machine, tile: Int4Tile) -> None:
     """More stages than one tile has blocks, and fewer; more tiles of tokens and of rows than CTAs."""
     for k in (128, 64 * 17):
         product(machine, tile, 2 * tile.tokens + 1, 2 * tile.rows + 64, k, 128, 1, True)
@@ -94,7 +94,7 @@ def exact(x: torch.Tensor, weight: IntegerWeight, dtype: torch.dtype) -> torch.T
     return x.double() @ dequantize_integers(replace(weight, layout="fragments"), dtype).double().T
 
 
-def check_pairs(machine: Machine, tile: Int4Tile, split: int, draw: random.Random) -> None:
+def check_pairs(machine: Int4Machine, tile: Int4Tile, split: int, draw: random.Random) -> None:
     """Gate and up in turn, random operands: the product by halves, and with its activation; nothing else is written."""
     m = draw.randrange(1, 2 * tile.tokens + 2) if tile.groups else draw.randrange(1, 9)
     k = 64 * draw.randrange(split, 14)
@@ -124,11 +124,11 @@ def check_pairs(machine: Machine, tile: Int4Tile, split: int, draw: random.Rando
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.kernel_name(False))
 @pytest.mark.parametrize("split", [1, 2, 5])
-def test_gate_and_up_in_turn_are_halves_or_activated(machine: Machine, tile: Int4Tile, split: int) -> None:
+def test_gate_and_up_in_turn_are_halves_or_activated(machine: Int4Machine, tile: Int4Tile, split: int) -> None:
     check_pairs(machine, tile, split, random.Random(tile.tokens * tile.rows + split))
 
 
-def test_weights_are_dequantized_gate_before_up(machine: Machine) -> None:
+def test_weights_are_dequantized_gate_before_up(machine: Int4Machine) -> None:
     draw = random.Random(11)
     for _ in range(6):
         n, k = 64 * draw.randrange(1, 6), 64 * draw.randrange(1, 6)
@@ -144,7 +144,9 @@ def test_weights_are_dequantized_gate_before_up(machine: Machine) -> None:
         assert torch.equal(out, dequantize_integers(weight, torch.bfloat16))
 
 
-def test_a_row_has_the_same_bits_by_every_kernel_of_one_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_same_bits_by_every_kernel_of_one_cut(
+    machine: Int4Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`fixed`: 3, 40 and 129 tokens take three kernels; columns are shared, since SMs are many."""
     sm90_int4._choice.cache_clear()
     machine.sms = 66

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine
+from tests.kernels.emulator.gemm import GemmMachine
 
 from stoker_kernels import lora
 from stoker_kernels.lora import LoraPlan, LoraTarget, cluster_shrink, reference
 
 
 @pytest.mark.parametrize(("max_rank", "planned"), [(16, True), (23, False)])
-def test_sums_by_place_match(adapted_machine: Machine, max_rank: int, planned: bool) -> None:
+def test_sums_by_place_match(adapted_machine: GemmMachine, max_rank: int, planned: bool) -> None:
     generator = torch.Generator().manual_seed(max_rank)
     x = torch.randn((70, 1288), generator=generator).to(torch.bfloat16)
     a = (torch.randn((3, max_rank, 2, 1288), generator=generator) * 0.05).to(torch.bfloat16)

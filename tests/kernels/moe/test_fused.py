@@ -13,7 +13,7 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import pin, unpin
 from stoker_kernels.moe import ExpertWeights, Routing, choose, experts, fused, mixture, op, route
-from stoker_kernels.moe.hopper import sm90_few
+from stoker_kernels.moe.hopper import operands, sm90_few
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_few_tokens_are_fused_for_who_asks_unless_they_ask_for_more(monkeypatch:
         return out.fill_(2.0)
 
     monkeypatch.setattr(sm90_few, "mixture", kernels)
-    monkeypatch.setattr(sm90_few, "sm_of", lambda _: 90)
+    monkeypatch.setattr(operands, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     on_gpu = {"route": choose.route, "experts": choose.experts}
     monkeypatch.setattr(fused, "select", lambda name, *_: on_gpu[name])

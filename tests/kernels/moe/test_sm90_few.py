@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference
-from stoker_kernels.moe.hopper import sm90_few
+from stoker_kernels.moe.hopper import operands, sm90_few
 
 CPU = torch.device("cpu")
 
@@ -140,7 +140,7 @@ def test_a_ring_goes_round_many_times(library: ctypes.CDLL, monkeypatch: pytest.
 
 
 def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sm90_few, "sm_of", lambda _: 90)
+    monkeypatch.setattr(operands, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     weights = random_experts(4, 48, 80, torch.bfloat16, CPU)
     x, routes = torch.randn(3, 80).bfloat16(), routes_of(3, 2, 4, 0, 0.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertWeights, Routing, quantize_experts, reference
-from stoker_kernels.moe.hopper import sm90_few
+from stoker_kernels.moe.hopper import operands, sm90_few
 
 CPU = torch.device("cpu")
 KINDS_OF_LOGITS = ["any", "coarse", "zeros", "saturated", "equal", "half of them", "two numbers"]
@@ -142,7 +142,7 @@ def test_a_step_of_padding_chooses_nothing(library: ctypes.CDLL, monkeypatch: py
 
 
 def test_what_it_does_not_choose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sm90_few, "sm_of", lambda _: 90)
+    monkeypatch.setattr(operands, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     weights = random_experts(6, 16, 16, torch.bfloat16, CPU)
     x = torch.randn(3, 16).bfloat16()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, choose, quantize_experts, reference, triton_experts
-from stoker_kernels.moe.hopper import sm90_grouped
+from stoker_kernels.moe.hopper import operands, sm90_grouped
 
 CPU = torch.device("cpu")
 CASES = [
@@ -93,7 +93,7 @@ def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkey
 
 
 def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sm90_grouped, "sm_of", lambda _: 90)
+    monkeypatch.setattr(operands, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     weights = case_of("dense", 48, 80, 4, bias=False, seed=0)
     x, routes = torch.randn(30, 80).bfloat16(), routes_of(30, 2, 4, 0, 0.0, "any")
@@ -116,8 +116,9 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_tokens_an_expert_choose_the_kernels(monkeypatch: pytest.MonkeyPatch, bound: float, taken: bool) -> None:
     """Of a rank's experts as of all: 54 tokens that choose 2 of 9 experts are 12 an expert."""
     ran: list[str] = []
-    for name, module in (("grouped", sm90_grouped), ("triton", triton_experts)):
-        monkeypatch.setattr(module, "experts", lambda *_, name=name, **__: ran.append(name))
+    monkeypatch.setattr(sm90_grouped, "pair_rows", lambda *_, **__: ran.append("grouped"))
+    monkeypatch.setattr(triton_experts, "sum_pairs", lambda *_, **__: None)
+    monkeypatch.setattr(triton_experts, "experts", lambda *_, **__: ran.append("triton"))
     monkeypatch.setattr(sm90_grouped, "refusal", lambda *_: None)
     monkeypatch.setattr(choose, "MANY_TOKENS", {"dense": bound})
     x, routes = torch.randn(54, 80).bfloat16(), routes_of(54, 2, 9, 0, 0.0, "any")

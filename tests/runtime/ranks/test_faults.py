@@ -33,7 +33,7 @@ PATIENCE = 150.0
 ONE_RANK = EngineConfig("shape:tiny", device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4, cpu_threads=1)
 TWO_RANKS = replace(ONE_RANK, tensor_parallel_size=2)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
-SILENT, FAILING = (Path(__file__).parent / name for name in ("silent_follower.py", "failing_follower.py"))
+FAULTY = Path(__file__).parent / "faulty_follower.py"
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -122,7 +122,7 @@ def test_a_rank_that_has_no_memory_or_no_device_ends_all(
     what: str, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Within seconds, by its own words in the log; what runs gets an error that names the rank."""
-    crew = Crew(TWO_RANKS, command=[sys.executable, str(FAILING), what])
+    crew = Crew(TWO_RANKS, command=[sys.executable, str(FAULTY), what])
     with LLM.over(lead(crew), TWO_RANKS) as llm:
         (rank,) = crew.pids
         begun = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_rank_that_has_no_memory_or_no_device_ends_all(
 
 
 def test_an_exchange_that_never_answers_is_an_error() -> None:
-    crew = Crew(TWO_RANKS, command=[sys.executable, str(SILENT)])
+    crew = Crew(TWO_RANKS, command=[sys.executable, str(FAULTY), "silence"])
     with LLM.over(lead(crew), TWO_RANKS) as llm:
         (rank,) = crew.pids
         with pytest.raises(EngineDeadError, match="no rank has computed"):

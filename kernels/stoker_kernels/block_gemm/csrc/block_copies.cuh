@@ -90,12 +90,13 @@ __device__ __forceinline__ void store_sums(const BlockArguments& p, int token, i
 template <int TOKENS, int THREADS>
 __device__ __forceinline__ void store_shares(const BlockArguments& p, const float* found, int rank, int first, int tiles) {
   constexpr int FOURS = TOKENS * UNIT_ROWS / 4;
-  block_cluster_sync();
+  cluster_sync();
 #pragma unroll 1
   for (int at = threadIdx.x + rank * THREADS; at < tiles * FOURS; at += THREADS * p.split) {
-    float4 sum = read_peer_floats(found + at * 4, 0);
+    const float4* four = reinterpret_cast<const float4*>(found) + at;
+    float4 sum = read_peer(four, 0);
 #pragma unroll 1
-    for (int peer = 1; peer < p.split; peer++) add(sum, read_peer_floats(found + at * 4, peer));
+    for (int peer = 1; peer < p.split; peer++) add(sum, read_peer(four, peer));
     const int of_tile = at % FOURS;
     store_sums(p, of_tile / (UNIT_ROWS / 4), (first + at / FOURS) * UNIT_ROWS + of_tile % (UNIT_ROWS / 4) * 4, sum);
   }

@@ -4,13 +4,6 @@
 
 namespace stoker {
 
-// x & y: by hand, since the compiler turns masks of shifted words into more.
-__device__ __forceinline__ uint32_t only(uint32_t x, uint32_t y) {
-  uint32_t z;
-  asm("and.b32 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
-  return z;
-}
-
 // The lower and the upper fp16 number of a register.
 __device__ __forceinline__ float half_low(uint32_t pair) {
   float value;
@@ -23,15 +16,8 @@ __device__ __forceinline__ float half_high(uint32_t pair) {
   return value;
 }
 
-// mma_m16n8k16_bf16 that the compiler may move, as nothing but its registers is touched.
-__device__ __forceinline__ void block_mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// The same of sums that start from 0.
-__device__ __forceinline__ void block_mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// `mma` of sums that start from 0.
+__device__ __forceinline__ void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.f));
@@ -44,21 +30,6 @@ __device__ __forceinline__ void copy_weight(uint32_t to, const void* from, uint6
                : "memory");
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// A barrier of every thread of the cluster, after which its writes are seen.
-__device__ __forceinline__ void block_cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Four floats of another CTA's shared memory, at the place that `local` has here.
-__device__ __forceinline__ float4 read_peer_floats(const float* local, int rank) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(cluster_address(shared_address(local), rank))
-               : "memory");
-  return value;
-}
-
 template <int pending>
 __device__ __forceinline__ void copies_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

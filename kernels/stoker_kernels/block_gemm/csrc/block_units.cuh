@@ -129,11 +129,11 @@ struct BlockUnit {
       const int h = i % 2, pair = i / 2;
       if constexpr (F::CODES == FOUR) {
         const uint32_t word = low[place / 4][h][j * 2 + pair];
-        a[i] = only(place % 4 < 2 ? word : word >> 8, place % 2 ? 0x00F000F0u : 0x000F000Fu);
+        a[i] = masked(place % 4 < 2 ? word : word >> 8, place % 2 ? 0x00F000F0u : 0x000F000Fu);
       } else {
         const uint32_t both = F::CODES == SIX ? six(h, pair, place) : eight(h, j * 2 + pair, place);
         const bool upper = F::CODES == SIX ? place % 8 >= 4 : place % 4 >= 2;
-        a[i] = upper ? __byte_perm(both, 0, 0x4341) : only(both, 0x00FF00FFu);
+        a[i] = upper ? __byte_perm(both, 0, 0x4341) : masked(both, 0x00FF00FFu);
       }
     }
   }
@@ -224,7 +224,7 @@ struct BlockX {
         const int place = step / F::STEPS_OF_PLACE;
         const uint32_t ones = q == place % 8 ? (F::raised(place) ? 0x41804180u : 0x3F803F80u) : 0u;  // 16, 1
         const uint32_t a[4] = {place < 8 ? ones : 0, place < 8 ? 0 : ones, place < 8 ? ones : 0, place < 8 ? 0 : ones};
-        block_mma(found, a, x[step][n]);
+        mma(found, a, x[step][n]);
       }
       constexpr float OFFSET = F::OFFSET > 0 ? F::OFFSET : 1;
 #pragma unroll
@@ -270,15 +270,15 @@ __device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const X& x,
     uint32_t sums[F::PLACES / 4];
     x.places(n, sums);
     if constexpr (F::BYTES && F::MINS) {
-      block_mma_first(off, a, sums);
+      mma_first(off, a, sums);
     } else if constexpr (F::BYTES) {
       const uint32_t large[2] = {sums[0], sums[1]}, small[2] = {sums[2], sums[3]};
-      block_mma_first(off, a, large);
-      block_mma(off, a, small);
+      mma_first(off, a, large);
+      mma(off, a, small);
     } else {
       const uint32_t large[2] = {sums[0], sums[0]}, small[2] = {sums[1], 0};
-      block_mma_first(off, a, large);
-      block_mma(off, b, small);
+      mma_first(off, a, large);
+      mma(off, b, small);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -314,9 +314,9 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const X& x,
 #pragma unroll
       for (int n = 0; n < N_TILES; n++) {
         if (j == 0) {
-          block_mma_first(raw[n], a, b[n]);
+          mma_first(raw[n], a, b[n]);
         } else {
-          block_mma(raw[n], a, b[n]);
+          mma(raw[n], a, b[n]);
         }
       }
     }

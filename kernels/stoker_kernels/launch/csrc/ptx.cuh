@@ -148,6 +148,13 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return packed;
 }
 
+// x & y: by hand, since the compiler turns masks of shifted words into more.
+__device__ __forceinline__ uint32_t masked(uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("and.b32 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+
 // Rounded to nearest even, saturated at ±448.
 __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   uint16_t pair;
@@ -183,6 +190,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same, which the compiler may move, as nothing but its registers is touched.
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -263,6 +277,21 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) 
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
+}
+
+// A barrier of every thread of the cluster, after which its writes are seen.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Four floats of another CTA's shared memory, at the place that `local` has here.
+__device__ __forceinline__ float4 read_peer(const float4* local, int rank) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(cluster_address(shared_address(local), rank))
+               : "memory");
+  return value;
 }
 
 // Stores 16 bytes in another CTA's shared memory and counts them on `barrier`, which lies in the same CTA.

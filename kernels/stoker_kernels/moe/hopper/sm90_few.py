@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.chip import chip_of
-from stoker_kernels.launch.dispatch import sm_count, sm_of
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.moe.hopper.operands import operands_refusal
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes, Routing
 
 STEM, ARCH = "sm90_few_experts", "sm_90a"
@@ -128,20 +128,13 @@ def fill_choice(
 
 def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     tokens = x.shape[0]
-    if weights.in_four_bits or weights.in_integers or weights.takes_int8 or not chip_of(sm_of(x.device)).wgmma:
-        return "takes experts in 16 bits or FP8, on sm_90"
-    if not weights.gated:
-        return "takes experts with a gate"
-    floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
-    if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
-        return f"takes bfloat16 throughout, not {sorted(map(str, floats))}"
-    matrices = (weights.gate_up, weights.down)
-    if weights.ffn % 8 or any(each.shape[2] * each.element_size() % 16 for each in matrices):
-        return f"rows of {weights.ffn} and {weights.hidden} numbers do not start on multiples of 16 bytes"
+    reason = operands_refusal(x, weights, shared)
+    if reason is not None:
+        return reason
     if not 0 < tokens <= MOST_TOKENS:
         return f"{tokens} tokens are not 1 to {MOST_TOKENS}"
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16 or (shared is not None and shared.stride(1) != 1):
-        return "rows have to be contiguous and start on multiples of 16 bytes"
+    if shared is not None and shared.stride(1) != 1:
+        return "rows of what is shared have to be contiguous"
     room = max(
         shared_bytes(tokens, top_k, weights.hidden, weights.kind, gated=True),
         shared_bytes(tokens, top_k, weights.ffn, weights.kind, gated=False),

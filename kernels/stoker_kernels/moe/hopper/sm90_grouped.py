@@ -19,16 +19,13 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.chip import chip_of
-from stoker_kernels.launch.dispatch import sm_count, sm_of
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.moe.hopper.operands import operands_refusal
 from stoker_kernels.moe.operands import read_by_products
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
 
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
-
-
-KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 TOKENS = 128  # of a CTA's tile
 ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 THREADS = 3 * 128
@@ -69,18 +66,9 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    if weights.kind not in KINDS or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(KINDS)}, on sm_90, not {weights.kind}"
-    if not weights.gated:
-        return "takes experts with a gate"
-    floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
-    if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
-        return f"takes bfloat16 throughout, not {sorted(map(str, floats | {weights.down.dtype}))}"
-    matrices = (weights.gate_up, weights.down)
-    if weights.ffn % 8 or any(each.shape[2] * each.element_size() % 16 for each in matrices):
-        return f"rows of {weights.ffn} and {weights.hidden} numbers do not start on multiples of 16 bytes"
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-        return "rows of x have to be contiguous and start on multiples of 16 bytes"
+    reason = operands_refusal(x, weights, shared)
+    if reason is not None:
+        return reason
     if weights.experts > MOST_EXPERTS:
         return f"{weights.experts} experts are more than {MOST_EXPERTS}"
     return cuda.missing_cubin(STEM, ARCH)

@@ -1,8 +1,11 @@
-"""A rank whose step fails as it does where its GPU has no memory left (`memory`), or is gone (`device`)."""
+"""A rank that fails in the middle of a step: its exchange never comes, though the process lives (`silence`); or it
+ends as it does where its GPU has no memory left (`memory`), or is gone (`device`).
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 
 import torch
 from torch import Tensor
@@ -22,9 +25,12 @@ calls = 0
 def sometimes(self: Collectives, x: Tensor) -> Tensor:
     global calls
     calls += 1
-    if calls > CALLS_BEFORE:
+    if calls <= CALLS_BEFORE:
+        return answer(self, x)
+    if sys.argv[1] in ERRORS:
         raise ERRORS[sys.argv[1]]
-    return answer(self, x)
+    threading.Event().wait()
+    raise AssertionError("it was to wait for ever")
 
 
 if __name__ == "__main__":

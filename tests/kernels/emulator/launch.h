@@ -1,4 +1,4 @@
-// A launch of a GEMM kernel on the emulator, behind a kernel that writes x and reads what is to be written.
+// A launch of a kernel on the emulator, behind a kernel that writes x and reads what is to be written.
 #pragma once
 #include "emulator.h"
 
@@ -16,7 +16,8 @@ struct Launch {
 
 inline void run(const Launch* l, std::function<void()> kernel) {
   emulator::predecessor.writes.clear();
-  for (const emulator::Region& each : {emulator::Region{l->x, l->x_bytes}, {l->words, l->words_bytes}, {l->shrunk, l->shrunk_bytes}}) {
+  const emulator::Region written[] = {{l->x, l->x_bytes}, {l->words, l->words_bytes}, {l->shrunk, l->shrunk_bytes}};
+  for (const emulator::Region& each : written) {
     if (each.bytes) emulator::predecessor.writes.push_back(each);
   }
   emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
