@@ -2,11 +2,14 @@
 
 Costs: rounds of random prompts in which every step verifies k drafts a sequence, found or not, against rounds without;
 the time of a step is that of the round, less the same round with one token, over its steps. Gains: the same requests
-with drafts and without, at the engine's own pace. A real model continues real source text (`--text`, Python's own
-modules by default): a copy of what its prompt holds ("copied"), a copy with a name changed ("renamed"), lines picked
-from a listing ("extracted"), and text that nothing in the prompt foretells ("new"). Every model gets random prompts.
-Invariants: the step loop measured is the one that serves; both sides of a gain get the same prompts, and how many texts
-are the same on both is said. Knows nothing of how drafts are found.
+with drafts and without, at the engine's own pace, by each way to draft that is named, n-grams and suffixes where none
+is. A real model continues real source text (`--text`, Python's own modules by default): a copy of what its prompt holds
+("copied"), a copy with a name changed ("renamed"), lines picked from a listing ("extracted"), and text that nothing in
+the prompt foretells ("new"). Every model gets random prompts. Both sides get the same prompts. A text that is another
+one with drafts is checked against the reference, as `stoker bench engine` checks: rounding may choose between two
+tokens, and a batch-invariant engine may not even do that.
+Invariants: the step loop measured is the one that serves; an engine is gone before the next one is made, each of which
+takes all of a device. Knows nothing of how drafts are found.
 """
 
 from __future__ import annotations
@@ -19,29 +22,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from stoker_runtime.bench.drafts_texts import KINDS, Prompt, read_sources, real_prompts
 from stoker_runtime.bench.engine_flags import engine_config, parser
+from stoker_runtime.bench.engine_mode import VERIFIED_PROMPTS, default_tolerance
 from stoker_runtime.bench.rounds import GREEDY, random_prompts, run_together
+from stoker_runtime.bench.verify import UNCHECKED, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.pace import Pace, RowPace
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.errors import StokerError
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
 from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import Request
 from stoker_runtime.text.tokenizer import Tokenizer
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 5, "prompt_lookup_min": 2}'
+SUFFIX = '{"method": "suffix"}'
 RANDOM = "random"
-KINDS = ("copied", "renamed", "extracted", "new")
-MODULES = ("textwrap", "bisect", "heapq", "shlex", "string", "csv", "queue", "sched")
-BEGUN = 40
-"""Tokens of a copy that the prompt holds already."""
 ROUNDS = 3
-
-Prompt = tuple[int, ...]
+COSTED_INPUT, COSTED_OUTPUT = 128, 128
+"""Tokens, at most, of the prompts and texts by which steps are timed."""
+COLUMNS = ("N", "text", "drafts", "off tok/s", "on tok/s", "ratio", "accepted", "length", "output")
+WIDTHS = (4, 10, 22, 10, 10, 6, 9, 7, 44)
 
 
 class Forced(Pace):
@@ -66,30 +74,67 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """Prompts of one kind, all submitted together."""
+
+    kind: str
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Gain:
-    """`n` sequences of one kind of text: tokens a second without and with drafts, and what came of these."""
+    """`n` sequences of one kind of text: tokens a second without and with drafts, and what came of these.
+
+    `verified` counts sequences' verifications that had drafts, `offered` and `accepted` these. `same` texts are those
+    without drafts; `verdict` is on the others.
+    """
 
     n: int
     kind: str
+    drafts: str
     off_tok_s: float
     on_tok_s: float
+    verified: int
     offered: int
     accepted: int
     same: int
-    """Texts that are the same on both sides."""
+    verdict: Verdict
+    bound: bool
+    """Whether all texts have to be the same."""
 
     @property
     def ratio(self) -> float:
         """With drafts against without."""
         return self.on_tok_s / self.off_tok_s
 
+    @property
+    def acceptance(self) -> float:
+        """The share of drafts that was accepted."""
+        return self.accepted / max(self.offered, 1)
+
+    @property
+    def length(self) -> float:
+        """Tokens of a verification that had drafts: those accepted, and the one that any step gives."""
+        return 1 + self.accepted / max(self.verified, 1)
+
+    @property
+    def passed(self) -> bool:
+        """No text is wrong, as far as texts were checked."""
+        return self.same == self.n or (not self.bound and (self.verdict == UNCHECKED or self.verdict.passed))
+
+    def as_json(self) -> dict[str, Any]:
+        """Every figure by its name."""
+        derived = ("ratio", "acceptance", "length", "passed")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A round: its seconds, the engine's steps in it, drafts offered and accepted, and what each request got."""
+    """A round: its seconds and steps, what was verified, offered and accepted, and the text that each request got."""
 
     seconds: float
     steps: int
+    verified: int
     offered: int
     accepted: int
     outputs: tuple[Prompt, ...]
@@ -101,51 +146,10 @@ def run(loop: StepLoop, prompts: Sequence[Prompt], count: int) -> Timed:
     seconds, sequences, _ = run_together(loop, (Request(str(i), prompt, asked) for i, prompt in enumerate(prompts)))
     after = loop.stats()
     return Timed(
-        seconds, after.steps - before.steps, after.draft_tokens - before.draft_tokens,
+        seconds, after.steps - before.steps, after.drafts - before.drafts, after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
         tuple(tuple(each.tokens[each.prompt_length :]) for each in sequences),
     )  # fmt: skip
-
-
-def read_sources(path: Path | None) -> str:
-    """The text of a file, or of some of Python's modules. Raises ConfigError naming the flag."""
-    import importlib.util
-
-    try:
-        if path is not None:
-            return path.read_text(encoding="utf-8")
-        found = [importlib.util.find_spec(name) for name in MODULES]
-        return "\n".join(Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec and spec.origin)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {path} cannot be read: {error}.", param="text") from error
-
-
-def real_prompts(kind: str, n: int, length: int, text: str, tokenizer: Tokenizer) -> list[Prompt]:
-    """`n` prompts of about `length` tokens from other places of `text`. Raises ConfigError for too short a text."""
-    lines = text.splitlines()
-    step = max(1, len(lines) // (n + 1))
-    prompts = []
-    for i in range(n):
-        piece = tokenizer.decode(tokenizer.encode("\n".join(lines[i * step :]))[:length])
-        if len(tokenizer.encode(piece)) < length // 2:
-            raise ConfigError(f"--text is too short for {n} prompts of {length} tokens.", param="text")
-        prompts.append(tuple(tokenizer.encode(_asked(kind, piece, tokenizer))))
-    return prompts
-
-
-def _asked(kind: str, piece: str, tokenizer: Tokenizer) -> str:
-    if kind == "new":
-        return piece
-    if kind == "extracted":
-        lines = [line for line in piece.splitlines() if line.strip()]
-        return "\n".join(f"{i}: {line}" for i, line in enumerate(lines)) + "\n\nThe lines in their order:\n0: "
-    told, copy = "The same text again", piece
-    if kind == "renamed":
-        words = [word for word in piece.split() if word.isidentifier() and len(word) > 3]
-        old = statistics.mode(words) if words else "self"
-        told, copy = f"The same text with {old} renamed to {old}_2", piece.replace(old, f"{old}_2")
-    begun = tokenizer.decode(tokenizer.encode(copy)[:BEGUN])
-    return f"```\n{piece}\n```\n\n{told}:\n\n```\n{begun}"
 
 
 def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int) -> list[Cost]:
@@ -175,18 +179,6 @@ def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int
     return found
 
 
-def measure_costs(config: EngineConfig, ns: Sequence[int], input_len: int, output_len: int) -> tuple[int, list[Cost]]:
-    """The vocabulary's size, and `costs` of an engine of this configuration, which is gone afterwards."""
-    executor = build_executor(config)
-    try:
-        executor.capture()
-        described = executor.describe()
-        print("# " + ", ".join(f"{name}: {described[name]}" for name in ("model", "device", "dtype")))
-        return executor.vocab_size, costs(executor, ns, input_len, output_len)
-    finally:
-        executor.close()
-
-
 def give_back() -> None:
     """Free what an engine held that is gone: another one takes all of a device that is free."""
     gc.collect()
@@ -194,71 +186,119 @@ def give_back() -> None:
         torch.cuda.empty_cache()
 
 
-def outputs_of(config: EngineConfig, rounds: Sequence[Sequence[Prompt]], output_len: int) -> list[Timed]:
-    """The median round of each list of prompts, by an engine of this configuration that is made for it."""
-    executor = build_executor(config)
-    executor.capture()
-    loop = StepLoop(executor, config)
+def timed_cases(executor: Executor, cases: Sequence[Case], output_len: int) -> list[Timed]:
+    """The median round of each case, one more before."""
+    loop, found = StepLoop(executor, executor.config), []
+    for case in cases:
+        timed = [run(loop, case.prompts, output_len) for _ in range(ROUNDS + 1)][1:]
+        found.append(sorted(timed, key=lambda each: each.seconds)[ROUNDS // 2])
+    return found
+
+
+def without_drafts(config: EngineConfig, cases: Sequence[Case], output_len: int) -> list[Timed]:
+    """Each case by an engine that drafts nothing, which is gone afterwards."""
+    give_back()
+    executor = build_executor(replace(config, speculative_config=""))
     try:
-        found = []
-        for prompts in rounds:
-            timed = [run(loop, prompts, output_len) for _ in range(ROUNDS + 1)][1:]
-            found.append(sorted(timed, key=lambda each: each.seconds)[ROUNDS // 2])
-        return found
+        executor.capture()
+        described = executor.describe()
+        print("# " + ", ".join(f"{name}: {described[name]}" for name in ("model", "device", "dtype", "quantization")))
+        return timed_cases(executor, cases, output_len)
     finally:
         executor.close()
 
 
-def gains(config: EngineConfig, cases: Sequence[tuple[str, Sequence[Prompt]]], output_len: int) -> list[Gain]:
-    """Each case by an engine without drafts and by one with them."""
-    rounds = [prompts for _, prompts in cases]
+def with_drafts(
+    config: EngineConfig, cases: Sequence[Case], plain: Sequence[Timed], output_len: int, costed: Sequence[int] = ()
+) -> tuple[list[Cost], list[Gain]]:
+    """Steps of each of `costed` sequences, and each case beside `plain`, by an engine that is gone afterwards."""
     give_back()
-    off = outputs_of(replace(config, speculative_config=""), rounds, output_len)
-    give_back()
-    on = outputs_of(config, rounds, output_len)
-    found = []
-    for (kind, prompts), without, drafted in zip(cases, off, on, strict=True):
-        tokens = len(prompts) * output_len
-        same = sum(a == b for a, b in zip(without.outputs, drafted.outputs, strict=True))
-        rates = (tokens / without.seconds, tokens / drafted.seconds)
-        found.append(Gain(len(prompts), kind, *rates, drafted.offered, drafted.accepted, same))
-    return found
+    executor = build_executor(config)
+    try:
+        executor.capture()
+        found = costs(executor, costed, min(len(cases[0].prompts[0]), COSTED_INPUT), min(output_len, COSTED_OUTPUT))
+        drafted = timed_cases(executor, cases, output_len)
+        rows = zip(cases, plain, drafted, strict=True)
+        return found, [gain(executor, case, off, on) for case, off, on in rows]
+    finally:
+        executor.close()
+
+
+def gain(executor: Executor, case: Case, off: Timed, on: Timed) -> Gain:
+    """What drafts brought for a case; texts that they changed are checked."""
+    n, config = len(case.prompts), executor.config
+    texts = zip(case.prompts, off.outputs, on.outputs, strict=True)
+    changed = [(prompt, drafted) for prompt, plain, drafted in texts if plain != drafted]
+    verdict = UNCHECKED
+    if config.ranks == 1:  # of several, each has a part of the weights
+        decoder, few = executor.decoder, changed[:VERIFIED_PROMPTS]
+        tolerance = default_tolerance(config)
+        verdict = verify_greedy(decoder.spec, decoder.weights, few, tolerance, executor.max_model_len)
+    tokens = sum(map(len, off.outputs))
+    return Gain(
+        n, case.kind, str(executor.drafting), tokens / off.seconds, tokens / on.seconds, on.verified, on.offered,
+        on.accepted, n - len(changed), verdict, config.batch_invariant,
+    )  # fmt: skip
+
+
+def print_gains(gains: Sequence[Gain]) -> None:
+    """A table; a ratio is shown only beside texts that are right."""
+    print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)))
+    for each in gains:
+        output = f"{each.same} of {each.n} texts the same"
+        if each.verdict != UNCHECKED:
+            said = f"{each.verdict.ties} ties <= {each.verdict.worst:.2f}"
+            output += f", {said}" if each.verdict.passed else f", {each.verdict.wrong} tokens wrong"
+        cells = (
+            str(each.n), each.kind, each.drafts, f"{each.off_tok_s:,.0f}", f"{each.on_tok_s:,.0f}",
+            f"{each.ratio:.2f}" if each.passed else "-", f"{each.acceptance:.0%}" if each.offered else "-",
+            f"{each.length:.2f}" if each.verified else "-", output if each.passed else f"WRONG: {output}",
+        )  # fmt: skip
+        print("  ".join(text.rjust(width) for text, width in zip(cells, WIDTHS, strict=True)), flush=True)
 
 
 def flags() -> argparse.ArgumentParser:
     """The flags of `stoker bench engine` that say which model, and some of its own."""
     found = parser()
     found.prog, found.description = "stoker bench drafts", __doc__.splitlines()[0] if __doc__ else ""
-    found.set_defaults(speculative_config=NGRAM, n="1,16", input_len=512, output_len=256, max_num_seqs=64)
+    found.set_defaults(n="1,16", input_len=512, output_len=256, max_num_seqs=64)
     found.add_argument("--text", type=Path, help="a UTF-8 text to copy from (default: some of Python's modules)")
     return found
 
 
+def cases_of(args: argparse.Namespace, config: EngineConfig, ns: Sequence[int], vocab: int) -> list[Case]:
+    """Random prompts, and of a real model those of every kind, for each N. Raises ConfigError for too short a text."""
+    cases = [Case(RANDOM, tuple(random_prompts([args.input_len] * n, vocab, n))) for n in ns]
+    if args.model:
+        tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)
+        for kind in KINDS:
+            cases += [Case(kind, tuple(real_prompts(kind, n, args.input_len, text, tokenizer))) for n in ns]
+    return cases
+
+
 def main(argv: list[str]) -> int:
-    """Run the benchmark; 2 for bad arguments."""
+    """Run the benchmark; 1 for a text that is wrong, 2 for bad arguments."""
     args = flags().parse_args(argv)
+    costed: list[Cost] = []
+    gains: list[Gain] = []
     try:
         config = engine_config(args)
-        if not config.speculative_config:
-            raise ConfigError("--speculative-config says what drafts.", param="speculative_config")
+        asked = [config.speculative_config] if config.speculative_config else [SUFFIX, NGRAM]
         ns = [int(part) for part in args.n.split(",")]
-        vocab, found = measure_costs(config, ns, min(args.input_len, 128), min(args.output_len, 128))
-        for cost in found:
-            print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain", flush=True)
-        cases = [(RANDOM, random_prompts([args.input_len] * n, vocab, n)) for n in ns]
-        if args.model:
-            tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)
-            cases += [(kind, real_prompts(kind, n, args.input_len, text, tokenizer)) for kind in KINDS for n in ns]
-        brought = gains(config, cases, args.output_len)
+        cases = cases_of(args, config, ns, build_spec(read_source(config.model)).vocab)
+        plain = without_drafts(config, cases, args.output_len)
+        for at, speculative in enumerate(asked):
+            drafting = replace(config, speculative_config=speculative)
+            costs_found, found = with_drafts(drafting, cases, plain, args.output_len, () if at else ns)
+            for cost in costs_found:
+                print(f"N={cost.n:<4} k={cost.k:<3} {cost.step_ms:8.3f} ms a step, {cost.plain:5.2f} plain", flush=True)
+            costed += costs_found
+            print_gains(found)
+            gains += found
+            if args.json:
+                rows = {"costs": [asdict(each) for each in costed], "gains": [each.as_json() for each in gains]}
+                args.json.write_text(json.dumps(rows, indent=1))
     except StokerError as error:
         sys.stderr.write(f"stoker bench drafts: {error.message}\n")
         return 2
-    for gain in brought:
-        print(
-            f"N={gain.n:<4} {gain.kind:<10} {gain.off_tok_s:9,.0f} tok/s without drafts, {gain.on_tok_s:9,.0f} with:"
-            f" {gain.ratio:.2f}; {gain.accepted} of {gain.offered} accepted; {gain.same} of {gain.n} texts the same"
-        )
-    if args.json:
-        rows = {"costs": [asdict(each) for each in found], "gains": [asdict(each) for each in brought]}
-        args.json.write_text(json.dumps(rows, indent=1))
-    return 0
+    return 0 if all(each.passed for each in gains) else 1
