@@ -21,9 +21,18 @@ EPS = 1e-5
 
 
 def save_head(
-    model: str, seed: int, *, taps: tuple[int, ...] = (), own_table: bool = False, speculators: bool = False
+    model: str,
+    seed: int,
+    *,
+    taps: tuple[int, ...] = (),
+    own_table: bool = False,
+    speculators: bool = False,
+    unit: int = 1,
 ) -> str:
-    """A folder within `model`, with a head that fits it; `speculators` writes config.json as that package does."""
+    """A folder within `model`, with a head that fits it; `speculators` writes config.json as that package does.
+
+    `unit` divides the sizes that are the head's own.
+    """
     config = json.loads((Path(model) / "config.json").read_text())
     target = load_file(Path(model) / "model.safetensors")
     table, out = target["model.embed_tokens.weight"], target.get("lm_head.weight")
@@ -34,6 +43,7 @@ def save_head(
     hidden = rng.choice([12, 28, 44]) if own_table else state
     kv_heads, head_dim = (rng.choice([1, 2]), rng.choice([4, 8, 12])) if own_table else (1, hidden)
     heads, ffn, drafted = kv_heads * rng.choice([1, 3]), rng.randint(9, 90), round(vocab * rng.uniform(0.6, 0.95))
+    ffn, drafted = (max(unit, size // unit * unit) for size in (ffn, drafted))
     taps = taps or tuple(sorted(rng.choices(range(layers), k=3)))
     ids = torch.tensor(sorted(rng.sample(range(vocab), drafted)))
 

@@ -79,17 +79,22 @@ class PlainNext:
         return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * self.tensors[f"{name}.weight"]
 
 
-def save_model(folder: Path, kind: str, seed: int) -> tuple[str, PlainNext]:
-    """A model whose last layer is its head, as such models are published."""
+def save_model(folder: Path, kind: str, seed: int, *, apt: bool = False, **sizes: float) -> tuple[str, PlainNext]:
+    """A model whose last layer is its head, as such models are published, with `sizes` in the place of its own.
+
+    `apt`: the head's stream begins with the token's embedding, which says what follows where layers say little.
+    """
     torch.manual_seed(seed)
     layers = random.Random(seed).choice([2, 3])
-    config = getattr(transformers, f"{kind}Config")(**_MIXED, **SIZES[kind], num_hidden_layers=layers + 1)
+    config = getattr(transformers, f"{kind}Config")(**{**_MIXED, **SIZES[kind], **sizes}, num_hidden_layers=layers + 1)
     config._attn_implementation = "eager"
     whole = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
     whole.save_pretrained(folder)
     hidden = config.hidden_size
     own = {f"{name}.weight": 1 + 0.2 * torch.randn(hidden) for name in ("enorm", "hnorm", "shared_head.norm")}
     own["eh_proj.weight"] = 0.2 * torch.randn(hidden, 2 * hidden)
+    if apt:
+        own["eh_proj.weight"] = 0.1 * own["eh_proj.weight"] + torch.eye(hidden, 2 * hidden)
     file = folder / "model.safetensors"
     tensors = load_file(file) | {f"model.layers.{layers}.{name}": each for name, each in own.items()}
     for name, end in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
