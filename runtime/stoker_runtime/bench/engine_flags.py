@@ -125,7 +125,9 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     if config.ranks > 1:
         experts = "-ep" if config.enable_expert_parallel else ""
         precision = f"{precision}-tp{config.tensor_parallel_size}-pp{config.pipeline_parallel_size}{experts}"
-    sampled = "/sampled" if args.temperature else ""  # of which peers.json has no row
+    if config.batch_invariant:
+        precision = f"{precision}-batch-invariant"  # of which peers.json has no row
+    sampled = "/sampled" if args.temperature else ""  # nor of these
     return f"{args.shape or args.model}/{precision}/{work}{sampled}"
 
 

@@ -320,6 +320,7 @@ class Executor:
             **({"output_head": self.config.quantize_head} if self.config.quantize_head != "none" else {}),
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
+            **({"batch_invariant": "yes"} if self.config.batch_invariant else {}),
             **({"window": str(self.sight.window)} if self.sight is not None else {}),
             "host_pages": str(self.host_pages),
             **({"speculation": str(self.drafting)} if self.drafting is not None else {}),

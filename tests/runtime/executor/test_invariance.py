@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests import real_models
 from tests.runtime.bits import Logits, bit_workload, watch_logits
 from tests.runtime.models import test_zoo
 from torch import Tensor
@@ -178,3 +179,28 @@ def test_no_schedule_changes_a_bit_on_a_gpu(
     monkeypatch.undo()
     with LLM(model, **sizes, max_num_seqs=80, max_num_batched_tokens=2048, num_gpu_blocks=400) as graphed:
         assert graphed.generate_tokens(prompts, params) == alone
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "count"),
+    [
+        ("cpu", "shape:tiny", 30),
+        pytest.param("cuda", "smollm2", 1000, marks=pytest.mark.gpu),
+        pytest.param("cuda", "shape:qwen3-0.6b", 300, marks=pytest.mark.gpu),
+    ],
+)
+def test_texts_of_a_crowd_are_those_of_lone_runs(device: str, name: str, count: int) -> None:
+    """Half of them sampled; within graphs on a GPU, by one engine, so that prefixes are cached, too."""
+    rng = random.Random(count)
+    model = str(real_models.smollm2()) if name == "smollm2" else name
+    sizes: dict[str, Any] = {"dtype": "bfloat16", "quantization": "none"} if device == "cuda" else {"cpu_threads": 1}
+    sizes |= {"max_num_seqs": 6, "num_gpu_blocks": 12} if device == "cpu" else {"max_num_seqs": 230}
+    sizes |= {"num_gpu_blocks": 400, "max_num_batched_tokens": 1100} if device == "cuda" else {}
+    with LLM(
+        model, device=device, batch_invariant=True, max_model_len=128, page_size=16, runner="generate", **sizes
+    ) as llm:
+        prompts, params = bit_workload(rng, count, VOCAB)
+        lone = [llm.generate_tokens([prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+        assert llm.generate_tokens(prompts, params) == lone
+        stats = llm.engine.stats()
+    assert min(stats.preemptions, stats.prefix_hits) > 0, "the device was meant to be crowded"
