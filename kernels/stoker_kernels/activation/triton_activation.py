@@ -367,7 +367,7 @@ def _register() -> None:
             min_sm=89,
             compact=dtype == BF16,
         )
-        for block in (2048, 4096, 8192, 16384, 32768, 65536):
+        for block in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
             register_aot(
                 _silu_and_mul_quant_kernel,
                 integers | {"x": f"*{dtype}", "out": "*fp8e4nv", "scales": f"*{FP32}"},

@@ -286,6 +286,7 @@ def _register_rare(cache: str) -> None:
     parts = [{"EXACT": False, "HALF": half, "REST": rest} for half, rest in _PARTS]
     whole = [{"EXACT": True, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS]
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[1::2], _BLOCK, norm=BF16)
+    _register_tiles(BF16, cache, I32_DIVISIBLE, parts[-1:], _BLOCK, norm=FP32)
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[:4], _BLOCK, norm="", more={"INTERLEAVED": True})
     for block in (_BLOCK, _LARGE_BLOCK):
         _register_tiles(BF16, cache, I32_DIVISIBLE, whole, block, norm="", more={"INTERLEAVED": True})

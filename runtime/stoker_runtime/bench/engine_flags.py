@@ -12,6 +12,8 @@ from typing import Any
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.fetch.by_name import located
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
 from stoker_runtime.request import SamplingParams
 
 DESCRIPTION = "The engine's speed by the project's definition, beside vLLM's and the chip's limit."
@@ -28,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
     flags.add_argument("--shape", default="", help="random weights: qwen2.5-7b and others, or a folder's config")
+    flags.add_argument("--num-hidden-layers", type=int, default=0, help="a shape's first so many, of every kind it has")
     flags.add_argument("--n", default="1,4,16", help="numbers of requests, comma-separated")
     flags.add_argument("--input-len", type=int, default=128)
     flags.add_argument("--output-len", type=int, default=256)
@@ -71,10 +74,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration the flags ask for, with the model fetched if it is the hub's.
 
     Raises:
-        ConfigError: neither or both of MODEL and --shape, or a --kernel that is not OP=IMPLEMENTATION.
+        ConfigError: neither or both of MODEL and --shape, a --kernel that is not OP=IMPLEMENTATION, or layers of which
+            a kind is missing.
     """
     if bool(args.model) == bool(args.shape):
         raise ConfigError("Name a model folder or .gguf file, or --shape NAME: exactly one of them.", param="model")
+    if args.model and args.num_hidden_layers:
+        raise ConfigError("--num-hidden-layers is of a --shape: a checkpoint is run whole.", param="num_hidden_layers")
     pins = []
     for pin in args.kernel:
         op, separator, name = pin.partition("=")
@@ -82,7 +88,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             raise ConfigError(f"--kernel {pin}: write OP=IMPLEMENTATION.", param="kernel")
         pins.append((op, name))
     config = EngineConfig(
-        model=args.model or f"shape:{args.shape}",
+        model=args.model or f"shape:{shape_name(args)}",
         revision=args.revision,
         dtype=args.dtype,
         quantization=args.quantization,
@@ -112,6 +118,23 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     return located(config, say=lambda text: print(f"# {text}", flush=True))
 
 
+def shape_name(args: argparse.Namespace) -> str:
+    """The shape, cut to its first layers where the flags say so. Raises ConfigError where a kind is missing."""
+    count = args.num_hidden_layers
+    if not count:
+        return str(args.shape)
+    whole = build_spec(read_source(f"shape:{args.shape}"))
+    firsts = {whole.layer_kind(layer): layer for layer in reversed(range(whole.num_layers))}
+    least = max(firsts.values()) + 1
+    if not least <= count <= whole.num_layers:
+        raise ConfigError(
+            f"--num-hidden-layers is {count}; the first {least} to {whole.num_layers} layers of {args.shape} have "
+            "every kind that it has.",
+            param="num_hidden_layers",
+        )
+    return f"{args.shape}@{count}"
+
+
 def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     """The group of peers.json that these flags measure: shape/precision/work."""
     work = f"uniform-{args.uniform}" if args.uniform else f"{args.input_len}x{args.output_len}"
@@ -128,7 +151,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     if config.batch_invariant:
         precision = f"{precision}-batch-invariant"  # of which peers.json has no row
     sampled = "/sampled" if args.temperature else ""  # nor of these
-    return f"{args.shape or args.model}/{precision}/{work}{sampled}"
+    layers = f"@{args.num_hidden_layers}" if args.num_hidden_layers else ""
+    return f"{args.shape or args.model}{layers}/{precision}/{work}{sampled}"
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

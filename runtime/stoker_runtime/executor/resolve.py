@@ -28,6 +28,8 @@ RESERVE_BYTES = 512 * 1024**2
 LARGE_GPU_BYTES = 36 * GIB
 # Most sequences and most tokens of a step, unless they are given.
 LARGE_GPU_STEPS, SMALL_GPU_STEPS, CPU_STEPS = (1024, 8192), (256, 2048), (32, 512)
+# The part of a GPU's memory that states take at most where nobody says of how many sequences: a fourth.
+STATES_PART = 4
 # Up to so many tokens no kernel of packed weights dequantizes one into memory; from here on one may.
 FUSED_TOKENS = 64
 # Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
@@ -127,6 +129,8 @@ def resolve(
     most_seqs, most_tokens = CPU_STEPS
     if on_gpu:
         most_seqs, most_tokens = LARGE_GPU_STEPS if gpu_bytes >= LARGE_GPU_BYTES else SMALL_GPU_STEPS
+        if spec.recurrent is not None:
+            most_seqs = min(most_seqs, spec.recurrent.sequences(gpu_bytes // STATES_PART, ITEM_BYTES[dtype]))
     max_seqs = config.max_num_seqs or most_seqs
     return replace(
         config,
@@ -380,9 +384,11 @@ def plan_memory(
             param="cpu_kv_gb",
         )
     if wanted < 1:
+        held = spec.recurrent.bytes_of_sequence(ITEM_BYTES[config.dtype]) / 2**20 if spec.recurrent else 0
+        lower = f"--max-num-seqs (the states of {config.max_num_seqs} take {held:.1f} MiB each) or " if held else ""
         raise ConfigError(
             f"No memory is left for the KV cache: {taken} in {memory.total / GIB:.2f} GiB at --gpu-memory-utilization "
-            f"{config.gpu_memory_utilization}; raise it, lower --max-num-batched-tokens, or quantize the model.",
+            f"{config.gpu_memory_utilization}; raise it, lower {lower}--max-num-batched-tokens, or quantize the model.",
             param="gpu_memory_utilization",
         )
     if wanted < pages_for_one and not config.num_gpu_blocks:

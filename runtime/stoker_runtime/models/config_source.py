@@ -17,7 +17,7 @@ from typing import Any
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.gguf import config_from_gguf
-from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.models.shapes import SHAPES, first_layers
 
 SHAPE_PREFIX = "shape:"
 # Where ModelOpt says how a checkpoint is quantized, unless config.json does.
@@ -61,8 +61,17 @@ def read_source(model: str) -> ModelSource:
 
 
 def shape_config(model: str) -> Mapping[str, Any]:
-    """The configuration of `shape:NAME`, or of `shape:FOLDER` and the config.json in it. Raises ModelError."""
+    """The configuration of `shape:NAME`, or of `shape:FOLDER` and the config.json in it; with `@N` behind either that
+    of its first N layers alone. Raises ModelError.
+    """
     name = model.removeprefix(SHAPE_PREFIX)
+    whole, _, layers = name.rpartition("@")
+    if whole and layers.isdecimal():
+        config = shape_config(f"{SHAPE_PREFIX}{whole}")
+        try:
+            return first_layers(config, int(layers))
+        except ValueError as error:
+            raise ModelError(f"{model}: {error}.", param="model") from error
     if name in SHAPES:
         return SHAPES[name]
     if name and Path(name).is_dir():

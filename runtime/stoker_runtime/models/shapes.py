@@ -1,4 +1,4 @@
-"""Known shapes, for random weights without a checkpoint: `shape:qwen2.5-7b`.
+"""Known shapes, for random weights without a checkpoint: `shape:qwen2.5-7b`, and the first layers of one.
 
 Invariants: each entry is a config.json's content, so it goes through the same door as a real model's.
 Knows nothing of weights.
@@ -6,7 +6,12 @@ Knows nothing of weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+# What a config.json calls its number of layers, and what it says of them one by one.
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+BY_LAYER = ("layer_types", "layers_block_type", "hybrid_override_pattern", "no_rope_layers")
 
 _QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -47,6 +52,35 @@ _QWEN3_MOE = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "max_position_embeddings": 40960,
+    "eos_token_id": 151645,
+    "dtype": "bfloat16",
+}
+
+# Three delta nets, then attention with a gate, each before a mixture of experts.
+_QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "full_attention_interval": 4,
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "intermediate_size": 5120,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000.0,
+    "max_position_embeddings": 262144,
     "eos_token_id": 151645,
     "dtype": "bfloat16",
 }
@@ -202,6 +236,47 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         "quantization_config": {"quant_method": "mxfp4"},
     },
+    # Mamba-2, attention that does not rotate and feed-forwards without a gate, each a layer of its own.
+    "nemotron-h-8b": {
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "num_hidden_layers": 52,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "attention_head_dim": 128,
+        "intermediate_size": 21504,
+        "mlp_hidden_act": "relu2",
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "mamba_hidden_act": "silu",
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "vocab_size": 131072,
+        "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 8192,
+        "eos_token_id": 2,
+        "dtype": "bfloat16",
+    },
+    "qwen3-next-80b-a3b": _QWEN3_NEXT,
+    # As published: matrices in FP8 by blocks, beside routers and what delta nets learn and forget by in 16 bits.
+    "qwen3-next-80b-a3b-fp8": _QWEN3_NEXT
+    | {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": [
+                "lm_head",
+                *(
+                    f"model.layers.{layer}.{module}"
+                    for layer in range(_QWEN3_NEXT["num_hidden_layers"])
+                    for module in ("mlp.gate", "mlp.shared_expert_gate", "linear_attn.in_proj_ba", "linear_attn.conv1d")
+                ),
+            ],
+        },
+    },
     # Small enough for a CPU test: 256 bytes and a few special ids as vocabulary.
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
@@ -217,3 +292,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
     },
 }
+
+
+
+def first_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """`config` of a model of its first `count` layers alone: their number, and lists and patterns of what each is.
+
+    Raises ValueError, with the numbers that work, for one that the model has not.
+    """
+    counted = {key: count for key in COUNTS if key in config}
+    most = max((int(config[key]) for key in counted), default=0)
+    if not 1 <= count <= most:
+        raise ValueError(f"{count} of its layers cannot be taken: it has 1 to {most} that can")
+    cut = {key: config[key][:count] for key in BY_LAYER if config.get(key)}
+    return {**config, **counted, **cut}

@@ -224,6 +224,11 @@ class ModelSpec:
         """Whether a layer has a feed-forward."""
         return self.recurrent is None or layer not in self.recurrent.unfed
 
+    def layer_kind(self, layer: int) -> tuple[object, ...]:
+        """What sets a layer apart from those that are not alike: all of one kind have the same parameters."""
+        seen = (self.windows[layer], self.sees_blocks(layer), self.rope_of(layer))
+        return (self.mixer(layer), self.feeds(layer), self.is_sparse(layer), *seen)
+
     @property
     def attending(self) -> tuple[int, ...]:
         """The layers that attend, and so cache tokens."""

@@ -230,7 +230,7 @@ FLAGS: tuple[Flag, ...] = (
         "max_num_seqs",
         integer(0),
         SCHEDULING,
-        "most sequences in a step; 0: 1024, or 256 below 36 GiB, 32 on a CPU",
+        "most sequences a step; 0: 1024, 256 below 36 GiB or by states, 32 on a CPU",
         "N",
     ),
     Flag(

@@ -125,14 +125,20 @@ def test_states_that_fade_at_once(device: torch.device) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_sizes_of_published_models(dtype: torch.dtype, device: torch.device) -> None:
-    """Nemotron-H's and Qwen3-Next's heads, a long prompt and a continued one beside decodes."""
+    """Nemotron-H's and Qwen3-Next's heads, a long prompt and a continued one beside decodes; few tokens where the
+    interpreter runs them.
+    """
+    print(f"seed {SEED}")
     rng = random.Random(SEED)
     torch.manual_seed(SEED)
-    step = draw_step(rng, device, [900, 300])
-    for heads, head_dim, size, groups in ((128, 64, 128, 8), (128, 80, 128, 8), (16, 64, 256, 8)):
+    on_gpu = device.type == "cuda"
+    if not on_gpu and dtype is torch.float16:
+        pytest.skip("the interpreter shows in one type what it would in the other")
+    step = draw_step(rng, device, [900, 300] if on_gpu else [35, 3])
+    sizes = ((128, 64, 128, 8), (128, 80, 128, 8), (16, 64, 256, 8), (256, 64, 256, 8))
+    for heads, head_dim, size, groups in sizes if on_gpu else sizes[:1]:
         xbc = torch.randn(step.tokens, heads * head_dim + 2 * groups * size, device=device).to(dtype)
         dt = torch.randn(step.tokens, heads, device=device).to(dtype)
         a_log, d, dt_bias = torch.randn(3, heads, device=device)

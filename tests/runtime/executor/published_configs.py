@@ -52,6 +52,16 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "baichuan": {"architectures": ["BaichuanForCausalLM"], "max_position_embeddings": None, "model_max_length": 4096},
     "bloom": {"architectures": ["BloomForCausalLM"]},
     "mpt": {"architectures": ["MPTForCausalLM"], "n_layers": 2},
+    "nemotronh": {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M-*-", "mamba_head_dim": 64,
+                  "ssm_state_size": 128},
+    "nemotronh-moe": {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "ME*", "mamba_head_dim": 64,
+                      "ssm_state_size": 128, "n_routed_experts": 128, "num_experts_per_tok": 6,
+                      "routed_scaling_factor": 2.5, "moe_intermediate_size": 1856,
+                      "moe_shared_expert_intermediate_size": 3712},
+    "qwen3next": {"architectures": ["Qwen3NextForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e7,
+                  "full_attention_interval": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+                  "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 512,
+                  "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True},
 }  # fmt: skip
 _COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
@@ -136,6 +146,10 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "BLOOM-560M": ("bloom", (1024, 16, 16, 4096, 250880), {}),
     "BLOOM-7B1": ("bloom", (4096, 32, 32, 16384, 250880), {}),
     "MPT-7B": ("mpt", (4096, 32, 32, 16384, 50432), {"d_model": 4096, "n_heads": 32}),
+    "Nemotron-H-8B": ("nemotronh", (4096, 32, 8, 21504, 131072), {"mamba_num_heads": 128}),
+    "Nemotron-H-47B": ("nemotronh", (8192, 64, 8, 30720, 131072), {"mamba_num_heads": 256, "ssm_state_size": 256}),
+    "Nemotron-3-Nano-30B-A3B": ("nemotronh-moe", (2688, 32, 2, 1856, 131072), {"mamba_num_heads": 64}),
+    "Qwen3-Next-80B-A3B": ("qwen3next", (2048, 16, 2, 5120, 151936), {}),
     "Falcon-40B": ("falcon", (8192, 128, 8, 32768, 65024), {"num_kv_heads": 8}),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import GIB, DeviceMemory, plan_memory, resolve
+from stoker_runtime.executor.state import sequence_state_bytes, state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
@@ -40,6 +41,22 @@ def test_steps_are_as_wide_as_the_gpu_is_large(
     assert (config.max_num_seqs, config.max_num_batched_tokens) == steps
     given = resolve(EngineConfig(model="m", max_num_seqs=7, max_num_batched_tokens=99), qwen, device, int(gpu * GIB))
     assert (given.max_num_seqs, given.max_num_batched_tokens) == (7, 99)
+
+
+@pytest.mark.parametrize(("gpu", "shape"), [(141, "nemotron-h-8b"), (79, "qwen3-next-80b-a3b"), (23, "nemotron-h-8b")])
+def test_states_of_sequences_leave_room_for_the_rest(gpu: int, shape: str) -> None:
+    """Nobody has to know what a state takes; who says how many sequences gets them, or is told which flag to lower."""
+    spec = build_spec(read_source(f"shape:{shape}"))
+    memory = DeviceMemory(total=gpu * GIB, used=0)
+    config = resolve(EngineConfig(model="m"), spec, "cuda", memory.total)
+    held = sequence_state_bytes(config, spec)
+    assert memory.total / 8 < held * config.max_num_seqs <= memory.total / 4
+    assert config.max_num_batched_tokens >= config.max_num_seqs
+    asked = resolve(EngineConfig(model="m", max_num_seqs=1500), spec, "cuda", memory.total)
+    assert asked.max_num_seqs == 1500
+    lower = rf"lower --max-num-seqs \(the states of 1500 take {held / 2**20:.1f} MiB each"
+    with pytest.raises(ConfigError, match=lower):
+        plan_memory(asked, spec, memory, weights=0, state=state_bytes(asked, spec))
 
 
 def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:

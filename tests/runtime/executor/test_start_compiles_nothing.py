@@ -207,7 +207,7 @@ def make_body(
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
     weights = WeightArena(spec, device, dtype, quantization).assemble()
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-    shape = (spec.num_layers, spec.caches, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
+    shape = (len(spec.attending), spec.caches, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
     step = AdapterStep(config, AdapterMemory(config, spec, dtype, device), device) if adapters else None
     arena = torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype])
     body = StepBody(config, decoder, arena, device, adapters=step)
@@ -245,8 +245,9 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     body.sampler.assign([SlotAssign(slot, params, 1, (), (), 4) for slot in (0, 1)])
     body.sampler.assign([SlotAssign(0, SamplingParams(temperature=1.0, typical_p=0.5), 1, (), (), 4)])
     body(StepShape(4, 0, 0, TYPICAL))
-    layers, keys = len(body.kv), body.kv[0][0]
-    arena = by_page(torch.empty((layers, len(body.kv[0]), *keys.shape), dtype=keys.dtype))
+    attending = body.decoder.spec.attending
+    layers, keys = len(attending), body.kv[attending[0]][0]
+    arena = by_page(torch.empty((layers, body.decoder.spec.caches, *keys.shape), dtype=keys.dtype))
     lane = torch.empty((3, *arena.shape[1:]), dtype=arena.dtype)
     pairs = torch.zeros((4, 2), dtype=torch.int32)
     for source, target in ((arena, arena), (arena, lane), (lane, arena)):

@@ -15,7 +15,7 @@ from tests.runtime.models.test_zoo import save_random
 
 from stoker_kernels.recurrence import scratch_values
 from stoker_runtime import LLM
-from stoker_runtime.config import EngineConfig
+from stoker_runtime.config import EngineConfig, KvEventsConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.arena import state_arena
 from stoker_runtime.executor.drafts.plan import read_draft_model
@@ -100,6 +100,8 @@ def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
         ({"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": 2})}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora cannot go with"),
         ({"swap_space": 1.0}, "swap_space cannot go with"),
+        ({"num_cpu_blocks": 7}, "num_cpu_blocks cannot go with"),
+        ({"kv_events_config": KvEventsConfig(enable_kv_cache_events=True)}, "kv_events_config cannot go with"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size cannot go with"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size cannot go with"),
     ],

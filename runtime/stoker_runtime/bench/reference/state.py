@@ -20,9 +20,11 @@ def state_heads(state: StateSpec, weights: StateWeights, projected: Tensor, eps:
     wide = (state.inner, state.channels) if mamba else (state.channels, state.inner)
     first, second, rest = projected.split((*wide, projected.shape[1] - sum(wide)), dim=1)
     gate, mixed = (first, second) if mamba else (second, first)
-    bias = None if weights.conv_bias is None else weights.conv_bias.float()
-    padded = F.pad(mixed.t(), (state.taps - 1, 0))
-    mixed = F.silu(F.conv1d(padded, weights.conv.float()[:, None], bias, groups=state.channels)).t()
+    padded = F.pad(mixed, (0, 0, state.taps - 1, 0))
+    # Tap by tap, because a library's convolution may round what it multiplies.
+    taps = [padded[tap : tap + len(mixed)] * weights.conv[:, tap].float() for tap in range(state.taps)]
+    bias = 0.0 if weights.conv_bias is None else weights.conv_bias.float()
+    mixed = F.silu(torch.stack(taps).sum(0) + bias)
     given = (_mamba2 if mamba else _delta)(state, weights, mixed, rest)
     if mamba:
         groups = (given * F.silu(gate)).unflatten(1, (state.groups, -1))

@@ -89,6 +89,10 @@ class StateSpec:
         rows, channels = self.window
         return self.layers * (4 * self.inner * self.size + item * rows * channels)
 
+    def sequences(self, room: int, item: int) -> int:
+        """How many sequences, a power of two, have their states in `room` bytes; one at least."""
+        return 1 << max(room // self.bytes_of_sequence(item), 1).bit_length() - 1
+
     def working(self) -> int:
         """Numbers that a token takes while such a layer runs: projected, convolved, what came of it and its norm.
 
