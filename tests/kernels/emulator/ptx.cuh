@@ -15,6 +15,9 @@ inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
+inline void prefetch_l2(const void* p, uint32_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16) emulator::fail("a misaligned prefetch");
+}
 inline int load_int(const int* p) { return *p; }
 inline uint16_t load_half(const uint16_t* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
