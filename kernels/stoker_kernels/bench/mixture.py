@@ -3,8 +3,8 @@
 The chain norm → qkv → output → norm → router → choice → experts over several layers with weights of their own, in one
 CUDA graph with programmatic dependent launch (attention apart), by each of WAYS: "triton" and "own" are implementations
 of `experts` behind the router's kernel, "one" is Triton's behind a choice in one launch for as many tokens as that
-takes, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take all columns of its rows, besides. Own
-kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
+takes, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take all columns of its rows, besides.
+Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
 What counts is the layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and
 code that the experts' weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice:
 what the rest of a layer takes.
