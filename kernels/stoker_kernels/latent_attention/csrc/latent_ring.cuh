@@ -43,6 +43,7 @@ struct bf16_latents {
   using Element = __nv_bfloat16;
   static constexpr bool widened = false;
   static constexpr int full_arrivals = 1;  // of a half of a buffer: who asks for its copy
+  static constexpr int producer_registers = 72, consumer_registers = 216;  // all start with 168
   static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_bf16(low, high); }
   static __device__ __forceinline__ float scale_log2(const LatentArguments& g, float) { return g.scale_log2; }
   static __device__ __forceinline__ float value_scale(float) { return 1.0f; }
@@ -53,6 +54,7 @@ struct e4m3_latents {
   using Element = __half;
   static constexpr bool widened = true;
   static constexpr int full_arrivals = 4;  // the warps that write it
+  static constexpr int producer_registers = 88, consumer_registers = 208;
   static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_f16(low, high); }
   static __device__ __forceinline__ float scale_log2(const LatentArguments& g, float cache_scale) {
     return g.scale_log2 * cache_scale;
@@ -77,7 +79,8 @@ struct LatentRing {
   // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full, full, empty, empty, weights] a
   // buffer. Warpgroup b multiplies its half of buffer b's values first, so that this half, the `early` one, is free before
   // the other one, which has the rotated part besides.
-  __device__ explicit LatentRing(unsigned char* raw, int ctas) : ctas(ctas) {
+  __device__ explicit LatentRing(unsigned char* raw, bool alone) {
+    ctas = alone ? 1 : cluster_size();
     const uint32_t start = shared_address(raw);
     q_address = (start + 1023) & ~1023u;
     q = raw + (q_address - start);

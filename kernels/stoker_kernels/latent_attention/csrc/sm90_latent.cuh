@@ -21,7 +21,7 @@ template <typename Latents, typename WorkList, typename Cache>
 __device__ __forceinline__ void sm90_latent(const CUtensorMap& q_map, const CUtensorMap& turned_map, const Cache& cache,
                                             const LatentArguments& g) {
   extern __shared__ unsigned char raw[];
-  const LatentRing ring(raw, Latents::widened ? 1 : cluster_size());
+  const LatentRing ring(raw, Latents::widened);
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&q_map);
     tensor_map_prefetch(&turned_map);
@@ -32,28 +32,21 @@ __device__ __forceinline__ void sm90_latent(const CUtensorMap& q_map, const CUte
   launch_dependents();
   if (ring.ctas > 1) cluster_arrive(), cluster_wait();  // every CTA has set up its barriers
   const int role = threadIdx.x / WARPGROUP;
-  if constexpr (Latents::widened) {
-    if (role == 0) {
-      registers_decrease<88>();
+  const float* scale = nullptr;
+  if constexpr (Latents::widened) scale = cache.scale;
+  if (role == 0) {
+    registers_decrease<Latents::producer_registers>();
+    if constexpr (Latents::widened) {
       latent_widen<WorkList>(q_map, turned_map, cache, g, ring, threadIdx.x / 32, threadIdx.x % 32);
-    } else if (role == 1) {
-      registers_increase<208>();
-      latent_consume<Latents, 0>(g, ring, cache.scale);
-    } else {
-      registers_increase<208>();
-      latent_consume<Latents, 1>(g, ring, cache.scale);
+    } else if (threadIdx.x < 32) {
+      latent_produce<WorkList>(q_map, turned_map, cache, g, ring, threadIdx.x);
     }
+  } else if (role == 1) {
+    registers_increase<Latents::consumer_registers>();
+    latent_consume<Latents, 0>(g, ring, scale);
   } else {
-    if (role == 0) {
-      registers_decrease<88>();
-      if (threadIdx.x < 32) latent_produce<WorkList>(q_map, turned_map, cache, g, ring, threadIdx.x);
-    } else if (role == 1) {
-      registers_increase<208>();
-      latent_consume<Latents, 0>(g, ring, nullptr);
-    } else {
-      registers_increase<208>();
-      latent_consume<Latents, 1>(g, ring, nullptr);
-    }
+    registers_increase<Latents::consumer_registers>();
+    latent_consume<Latents, 1>(g, ring, scale);
   }
 }
 
