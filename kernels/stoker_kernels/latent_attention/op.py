@@ -47,7 +47,8 @@ def _sm90_supports(target: Target) -> str | None:
         return "made for SM 9.0"
     if target.dtype is not torch.bfloat16:
         return "takes bfloat16"
-    return cuda.missing_cubin("sm90_latent", "sm_90a") or _supports(target)
+    missing = (cuda.missing_cubin(stem, "sm_90a") for stem in ("sm90_latent", "sm90_latent_e4m3"))
+    return next(filter(None, missing), None) or _supports(target)
 
 
 register("latent_rope_write", "triton", f"{_FOLDER}.triton_write:latent_rope_write", _supports)

@@ -1,4 +1,4 @@
-"""Latent attention on Hopper: latents as they are cached by csrc/sm90_latent, what is widened by Triton.
+"""Latent attention on Hopper: latents as cached, in bf16 or e4m3, by csrc/sm90_latent, what is widened by Triton.
 
 Invariants: a launch's size depends on host integers alone; results are the same bit for bit from launch to launch.
 What the kernels do not take runs by Triton (`latent_refusal`), so that every call is served.
@@ -11,6 +11,7 @@ import ctypes
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -25,8 +26,8 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import launch_options, pdl_on
 
-STEM, ARCH = "sm90_latent", "sm_90a"
-DECODE, CONTEXT = "sm90_bf16_latent", "sm90_bf16_latent_context"
+STEM, E4M3_STEM, ARCH = "sm90_latent", "sm90_latent_e4m3", "sm_90a"
+DECODE, CONTEXT = "latent", "latent_context"
 RANK, ROPE, WIDTH = 512, 64, 576
 TILE_HEADS, TILE_KEYS = 64, 64
 THREADS, COMBINE_THREADS = 384, 128
@@ -37,6 +38,7 @@ MIN_TILES = 2  # of a piece of a row
 FEW_HEADS, MANY_ROWS = 16, 128
 BLOCK_PARTS = 256  # more than a GPU has SMs
 CLUSTER = 2
+BYTES = (torch.float8_e4m3fn, torch.uint8)  # a cache in e4m3, and as `attend` hands it on
 COMBINE_CTAS = 2048  # about as many as are resident together
 SUMMED = (4, 16)  # partial results that a combining kernel has under way together
 
@@ -60,6 +62,12 @@ class LatentArguments(ctypes.Structure):
     ]
 
 
+class ByteCache(ctypes.Structure):
+    """ByteCache of csrc/latent_widen.cuh."""
+
+    _fields_ = [("bytes", ctypes.c_void_p), ("scale", ctypes.c_void_p)]
+
+
 def latent_attention(
     q: Tensor,
     own: Tensor,
@@ -76,7 +84,7 @@ def latent_attention(
 
 def plan(meta: AttentionMeta, heads: int, rank: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionMeta:
     """`stoker_kernels.latent_attention.op.plan_latent_attention` on SM 9.0."""
-    if model_refusal(rank, dtype, kv_dtype) is not None or not decode_pays(heads, meta.num_decodes):
+    if model_refusal(rank, dtype, kv_dtype) is not None or not decode_pays(heads, meta.num_decodes, kv_dtype):
         return triton_plan(meta, heads, rank, dtype.itemsize)
     if meta.num_decodes > 0:
         plan_parts(meta, heads)
@@ -87,8 +95,8 @@ def model_refusal(rank: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> str |
     """None where the kernels are for a model, else why not."""
     if rank != RANK:
         return f"takes latents of {RANK}, not {rank}"
-    if dtype is not torch.bfloat16 or kv_dtype is not torch.bfloat16:
-        return f"takes queries and a cache of bfloat16, not {dtype} and {kv_dtype}"
+    if dtype is not torch.bfloat16 or kv_dtype not in (torch.bfloat16, *BYTES):
+        return f"takes queries of bfloat16 and a cache of it or e4m3, not {dtype} and {kv_dtype}"
     return None
 
 
@@ -109,9 +117,9 @@ def latent_refusal(q: Tensor, cache: Tensor, sizes: Sizes, scale: float) -> str 
     return None
 
 
-def decode_pays(heads: int, rows: int) -> bool:
-    """Whether decode is not slower than by Triton: a quarter of a tile of heads and many rows are (LAB.md)."""
-    return heads > FEW_HEADS or rows < MANY_ROWS
+def decode_pays(heads: int, rows: int, kv_dtype: torch.dtype) -> bool:
+    """Whether decode is not slower than by Triton: a quarter of a tile of heads and many rows in bf16 are (LAB.md)."""
+    return heads > FEW_HEADS or rows < MANY_ROWS or kv_dtype in BYTES
 
 
 def part_count(meta: AttentionMeta, heads: int) -> int:
@@ -165,9 +173,9 @@ def _pages(cache: Tensor, meta: AttentionMeta) -> tuple[int, int, int, int]:
     return meta.page_table.stride(0), page.bit_length() - 1, cache.stride(0) // WIDTH, min(TILE_KEYS, page)
 
 
-def cluster_of(head_tiles: int) -> int:
-    """CTAs that read keys together: two tiles of heads do, more of them find keys in L2."""
-    return CLUSTER if head_tiles == CLUSTER else 1
+def cluster_of(head_tiles: int, kv_dtype: torch.dtype) -> int:
+    """CTAs that read keys together: two tiles of heads in bf16 do, others find keys in L2."""
+    return CLUSTER if head_tiles == CLUSTER and kv_dtype not in BYTES else 1
 
 
 def combine_heads(rows: int, heads: int) -> int:
@@ -186,21 +194,30 @@ def _decode(
     cache_scale: Tensor | None,
 ) -> None:
     """The decode rows; planned now, unless the step's plan is there and of the kind."""
-    if latent_refusal(q, cache, sizes, scale) is not None or not decode_pays(sizes.heads, meta.num_decodes):
+    if latent_refusal(q, cache, sizes, scale) is not None or not decode_pays(
+        sizes.heads, meta.num_decodes, cache.dtype
+    ):
         decode_absorbed(q, absorbed, cache, out, meta, sizes, scale, cache_scale)
         return
     if meta.planned_window is None or not meta.planned_shares:
         plan_parts(meta, sizes.heads)
-    launch_parts(q, absorbed, cache, out, meta, sizes, scale)
+    launch_parts(q, absorbed, cache, out, meta, sizes, scale, cache_scale)
 
 
 def launch_parts(
-    q: Tensor, absorbed: Tensor, cache: Tensor, out: Tensor, meta: AttentionMeta, sizes: Sizes, scale: float
+    q: Tensor,
+    absorbed: Tensor,
+    cache: Tensor,
+    out: Tensor,
+    meta: AttentionMeta,
+    sizes: Sizes,
+    scale: float,
+    cache_scale: Tensor | None,
 ) -> None:
     """Run the planned parts, and add up the rows that are in pieces."""
     device, rows = q.device, meta.num_decodes
     arguments, parts = decode_arguments(out, cache, meta, scale), part_count(meta, sizes.heads)
-    _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, parts, sizes)
+    _launch(DECODE, q[:rows], absorbed[:rows], cache, arguments, parts, sizes, cache_scale)
     each = combine_heads(rows, sizes.heads)
     name = f"sm90_bf16_latent_combine_{summed(parts, rows)}"
     combine = cuda.kernel(STEM, ARCH, name, 0, COMBINE_THREADS, device.index or 0)
@@ -223,7 +240,7 @@ def _context(
     if latent_refusal(q, cache, sizes, scale) is not None:
         context_absorbed(q, absorbed, cache, out, lse, meta, sizes, scale, cache_scale)
         return
-    launch_context(q, absorbed, cache, out, lse, meta, sizes, scale)
+    launch_context(q, absorbed, cache, out, lse, meta, sizes, scale, cache_scale)
 
 
 def launch_context(
@@ -235,6 +252,7 @@ def launch_context(
     meta: AttentionMeta,
     sizes: Sizes,
     scale: float,
+    cache_scale: Tensor | None,
 ) -> None:
     """Attend the context of the chunks; `lse` is −∞ where there is none."""
     lse.fill_(-math.inf)
@@ -242,23 +260,33 @@ def launch_context(
     first, tokens = meta.num_decodes, q.shape[0]
     tiles = (tokens - first) // (TILE_HEADS // arguments.group) + arguments.rows + 1
     parts = max(1, min(sm_count(q.device) // arguments.head_tiles, tiles))
-    _launch(CONTEXT, q, absorbed, cache, arguments, parts, sizes)
+    _launch(CONTEXT, q, absorbed, cache, arguments, parts, sizes, cache_scale)
 
 
 def _launch(
-    name: str, q: Tensor, absorbed: Tensor, cache: Tensor, arguments: LatentArguments, parts: int, sizes: Sizes
+    kind: str,
+    q: Tensor,
+    absorbed: Tensor,
+    cache: Tensor,
+    arguments: LatentArguments,
+    parts: int,
+    sizes: Sizes,
+    cache_scale: Tensor | None,
 ) -> None:
     """Run `parts` parts of each tile of heads."""
     box = (TILE_HEADS // arguments.group, arguments.group)
-    cache_rows = (cache.shape[0] - 1) * arguments.page_rows + cache.shape[2]
-    maps = [
-        cuda.tensor_map_3d(absorbed, box),
-        cuda.tensor_map_3d(q[..., sizes.nope :], box),
-        _cache_map(cache.data_ptr(), cache_rows, arguments.box_rows),
-    ]
-    chosen = cuda.kernel(STEM, ARCH, name, SHARED_BYTES, THREADS, q.device.index or 0)
-    grid, cluster = parts * arguments.head_tiles, cluster_of(arguments.head_tiles)
-    cuda.launch(chosen, grid, [*maps, arguments], q.device, pdl=pdl_on(q.device), cluster=cluster)
+    maps = [cuda.tensor_map_3d(absorbed, box), cuda.tensor_map_3d(q[..., sizes.nope :], box)]
+    held: Any
+    if cache_scale is None:
+        stem, name = STEM, f"sm90_bf16_{kind}"
+        cache_rows = (cache.shape[0] - 1) * arguments.page_rows + cache.shape[2]
+        held = _cache_map(cache.data_ptr(), cache_rows, arguments.box_rows)
+    else:
+        stem, name = E4M3_STEM, f"sm90_e4m3_{kind}"
+        held = ByteCache(cuda.address_of(cache), cuda.address_of(cache_scale))
+    chosen = cuda.kernel(stem, ARCH, name, SHARED_BYTES, THREADS, q.device.index or 0)
+    grid, cluster = parts * arguments.head_tiles, cluster_of(arguments.head_tiles, cache.dtype)
+    cuda.launch(chosen, grid, [*maps, held, arguments], q.device, pdl=pdl_on(q.device), cluster=cluster)
 
 
 def summed(parts: int, rows: int) -> int:

@@ -16,11 +16,16 @@ REGISTER_SHAPES = {
     "__nv_bfloat16": (
         *((8, False), (16, False), (32, False), (64, False), (128, False), (256, False)), (128, True), (256, True),
     ),
-    "__half": ((64, False), (128, True)),
+    "__half": ((64, False), (128, True), (256, True)),
 }
-COLUMN_SHAPES = {"__nv_bfloat16": (256,)}  # latent attention's
+COLUMN_SHAPES = {"__nv_bfloat16": (256,), "__half": (256,)}  # latent attention's
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256)
-ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
+SHAPES = {"__nv_bfloat16": TOKENS, "e4m3": TOKENS, "__half": (64,)}
+ELEMENTS = {
+    "__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"),
+    "__half": ("k16.f32.f16.f16", ", 0, 0"),
+    "e4m3": ("k32.f32.e4m3.e4m3", ""),
+}
 
 TOP = """\
 // Written by wgmma_codegen.py. D[64, N] (+)= A[64, K] · B[N, K]ᵀ, both operands K-major in shared memory.
@@ -92,7 +97,7 @@ struct WgmmaRegisters<{element}, {width}, {str(columns).lower()}> {{
 
 def header() -> str:
     """The whole text of wgmma.cuh."""
-    wrappers = "".join(wrapper(element, tokens) for element in ELEMENTS for tokens in TOKENS)
+    wrappers = "".join(wrapper(element, tokens) for element, sizes in SHAPES.items() for tokens in sizes)
     registers = "".join(
         register_wrapper(element, *shape) for element, shapes in REGISTER_SHAPES.items() for shape in shapes
     )

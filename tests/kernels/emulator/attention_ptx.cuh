@@ -23,6 +23,12 @@ inline uint32_t transpose_8x8(uint32_t x) {
 // ---- memory ------------------------------------------------------------------------------------------------------
 
 inline float load_float(const float* p) { return *p; }
+inline uint4 load_once_16(const unsigned char* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 16) emulator::fail("a misaligned load");
+  uint4 v;
+  std::memcpy(&v, p, 16);
+  return v;
+}
 inline int atomic_add_acq_rel(int* p, int value) {
   const int old = *p;
   *p += value;

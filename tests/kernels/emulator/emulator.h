@@ -42,12 +42,12 @@ struct Product {
   float* sums;
   uint64_t a, b;
   int columns;
-  bool accumulate, e4m3, by_columns;
+  bool accumulate, e4m3, f16, by_columns;
   std::function<void()> own;
 
   bool same(const Product& o) const {
     return a == o.a && b == o.b && columns == o.columns && accumulate == o.accumulate && e4m3 == o.e4m3 &&
-           by_columns == o.by_columns && !own == !o.own;
+           f16 == o.f16 && by_columns == o.by_columns && !own == !o.own;
   }
 };
 

@@ -10,7 +10,7 @@ import ctypes
 from pathlib import Path
 
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.emulator.build import TensorMap, compile_emulated, tensor_map
 from tests.kernels.emulator.decode import Region
 from tests.kernels.latent_attention.latent_batches import LatentBatch
 
@@ -19,6 +19,7 @@ from stoker_kernels.latent_attention.sm90_latent import (
     SHARED_BYTES,
     TILE_HEADS,
     WIDTH,
+    ByteCache,
     LatentArguments,
     cluster_of,
     combine_heads,
@@ -30,9 +31,11 @@ from stoker_kernels.latent_attention.sm90_latent import (
 
 def compile_latent(folder: Path) -> ctypes.CDLL:
     """The kernels, whose sizes are what the launcher thinks."""
-    parts = ("latent_ring.cuh", "latent_producer.cuh", "latent_consumers.cuh", "latent_combine.cuh", "tile_softmax.cuh")
+    names = ("ring", "producer", "widen", "consumers", "combine")
+    parts = (*(f"latent_{name}.cuh" for name in names), "tile_softmax.cuh")
     library = compile_emulated(("sm90_latent.cuh", *parts), "latent.cpp", folder)
     assert library.arguments_size() == ctypes.sizeof(LatentArguments)
+    assert library.bytes_size() == ctypes.sizeof(ByteCache)
     assert library.shared_bytes() == SHARED_BYTES
     return library
 
@@ -56,11 +59,15 @@ def launch(
     maps = [
         tensor_map(absorbed.data_ptr(), (rank, heads, tokens), (rank, heads * rank), 2, box),
         tensor_map(rotated.data_ptr(), (ROPE, heads, tokens), strides, 2, box),
-        tensor_map(batch.cache.data_ptr(), (WIDTH, pages * page), (WIDTH,), 2, (arguments.box_rows,)),
     ]
+    held: list[TensorMap | ByteCache | None] = [None, None]
+    if batch.cache_scale is None:
+        held[0] = tensor_map(batch.cache.data_ptr(), (WIDTH, pages * page), (WIDTH,), 2, (arguments.box_rows,))
+    else:
+        held[1] = ByteCache(batch.cache.data_ptr(), batch.cache_scale.data_ptr())
     written = (Region * 2)(*(Region(t.data_ptr(), t.nbytes) for t in (absorbed, batch.q)))
-    by_address = [ctypes.byref(item) for item in (*maps, arguments)]
-    ctas, cluster = parts * arguments.head_tiles, cluster_of(arguments.head_tiles)
+    by_address = [None if item is None else ctypes.byref(item) for item in (*maps, *held, arguments)]
+    ctas, cluster = parts * arguments.head_tiles, cluster_of(arguments.head_tiles, batch.cache.dtype)
     of_chunks = arguments.lse is not None
     library.latent(of_chunks, ctas, cluster, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
 

@@ -15,6 +15,9 @@ inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
+inline void prefetch_l2(const void* p, uint32_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16) emulator::fail("a misaligned prefetch");
+}
 inline int load_int(const int* p) { return *p; }
 inline uint16_t load_half(const uint16_t* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
@@ -243,6 +246,13 @@ inline float4 read_peer(const float4* local, int rank) {
   if (shared_address(local) % 16) emulator::fail("a misaligned read of another CTA");
   float4 value;
   std::memcpy(&value, emulator::shared(from, shared_address(local)), 16);
+  return value;
+}
+inline int read_peer(const int* local, int rank) {
+  emulator::Cta& from = *emulator::cluster->ctas[rank];
+  emulator::running(from);
+  int value;
+  std::memcpy(&value, emulator::shared(from, shared_address(local)), 4);
   return value;
 }
 constexpr uint32_t LOCAL = (1u << emulator::RANK_SHIFT) - 1;

@@ -23,7 +23,7 @@ inline float from_e4m3(uint8_t x) {
 }
 
 // Reads `lines` × 32 bytes of an operand in 128-byte swizzle, K contiguous: 16 values, or 32 of e4m3.
-inline void read_operand(uint64_t descriptor, int lines, bool e4m3, float* values) {
+inline void read_operand(uint64_t descriptor, int lines, bool e4m3, bool f16, float* values) {
   const uint32_t base = (descriptor & 0x3FFF) << 4, groups = (descriptor >> 32 & 0x3FFF) << 4;
   for (int line = 0; line < lines; ++line) {
     for (int half = 0; half < 2; ++half) {
@@ -34,7 +34,7 @@ inline void read_operand(uint64_t descriptor, int lines, bool e4m3, float* value
           *values++ = from_e4m3(two & 255);
           *values++ = from_e4m3(two >> 8);
         } else {
-          *values++ = from_bf16(two);
+          *values++ = f16 ? from_f16(two) : from_bf16(two);
         }
       }
     }
@@ -42,7 +42,7 @@ inline void read_operand(uint64_t descriptor, int lines, bool e4m3, float* value
 }
 
 // Reads 16 × `columns` values of an operand in 128-byte swizzle whose columns are contiguous, 64 to a row of 128 bytes.
-inline void read_columns(uint64_t descriptor, int columns, float* values) {
+inline void read_columns(uint64_t descriptor, int columns, bool f16, float* values) {
   const uint32_t base = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
   const uint32_t groups = (descriptor >> 32 & 0x3FFF) << 4;
   for (int k = 0; k < 16; ++k) {
@@ -50,7 +50,7 @@ inline void read_columns(uint64_t descriptor, int columns, float* values) {
       uint16_t chunk[8];
       const uint32_t at = base + column / 64 * leading + k / 8 * groups + k % 8 * 128 + column % 64 * 2;
       std::memcpy(chunk, emulator::shared(swizzled(at)), 16);
-      for (const uint16_t each : chunk) *values++ = from_bf16(each);
+      for (const uint16_t each : chunk) *values++ = f16 ? from_f16(each) : from_bf16(each);
     }
   }
 }
@@ -60,11 +60,11 @@ inline void multiply_now(const std::vector<const emulator::Product*>& products) 
   const emulator::Product& p = *products[0];
   static float a[64 * 32], b[256 * 32], across[32 * 256], sums[64 * 256];
   const int n = p.columns, depth = p.e4m3 ? 32 : 16;
-  read_operand(p.a, 64, p.e4m3, a);
+  read_operand(p.a, 64, p.e4m3, p.f16, a);
   if (p.by_columns) {
-    read_columns(p.b, n, across);
+    read_columns(p.b, n, p.f16, across);
   } else {
-    read_operand(p.b, n, p.e4m3, b);
+    read_operand(p.b, n, p.e4m3, p.f16, b);
     for (int column = 0; column < n; ++column) {
       for (int k = 0; k < depth; ++k) across[k * n + column] = b[column * depth + k];
     }
@@ -129,14 +129,15 @@ inline uint16_t operand_16(uint64_t descriptor, int line, int k, bool columns) {
 template <typename T, int N>
 struct Wgmma {
   static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, std::is_same_v<T, e4m3>, false, nullptr});
+    emulator::fiber->products.back().push_back(
+        {d, a, b, N, accumulate, std::is_same_v<T, e4m3>, std::is_same_v<T, __half>, false, nullptr});
   }
 };
 
 template <typename T, int N>
 struct WgmmaColumns {
   static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, false, true, nullptr});
+    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, false, std::is_same_v<T, __half>, true, nullptr});
   }
 };
 
@@ -161,7 +162,7 @@ struct WgmmaRegisters {
         sums[i] = sum;
       }
     };
-    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, false, columns, product});
+    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, false, std::is_same_v<T, __half>, columns, product});
   }
 };
 

@@ -45,9 +45,10 @@ def test_chunks_on_hopper_use_wgmma() -> None:
     assert compiled.metadata.shared <= SHARED_MEMORY[90] * 1024
 
 
-def test_hoppers_own_kernels_keep_their_sums_in_registers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stem", ["sm90_latent", "sm90_latent_e4m3"])
+def test_hoppers_own_kernels_keep_their_sums_in_registers(stem: str, tmp_path: Path) -> None:
     try:
-        remarks = nvcc.compile_cubin("sm90_latent", "sm_90a", tmp_path)
+        remarks = nvcc.compile_cubin(stem, "sm_90a", tmp_path)
     except nvcc.NvccMissing as missing:
         pytest.skip(str(missing))
     assert "spill" not in remarks

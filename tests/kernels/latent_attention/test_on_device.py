@@ -171,16 +171,19 @@ def test_real_shapes_match(shape: Shape, kernel: str, device: torch.device, pinn
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "page"), [(17, 64), (20, 8), (77, 128), (128, 64)])
+@pytest.mark.parametrize(
+    ("heads", "page", "cache_scale"),
+    [(17, 64, 0.0), (20, 8, 0.0), (77, 128, 0.0), (128, 64, 0.0), (15, 64, 0.3), (23, 8, 0.02), (128, 32, 0.011)],
+)
 def test_the_hopper_kernel_matches_at_any_cut(
-    heads: int, page: int, device: torch.device, pinned: Callable[[str], None]
+    heads: int, page: int, cache_scale: float, device: torch.device, pinned: Callable[[str], None]
 ) -> None:
     """Rows whole, in pieces and in a line, bit for bit from launch to launch."""
     pinned("sm90")
     draw = random.Random(heads * page)
     for count, most in ((1, 9000), (3, 3000), (40, 2000), (150, 700), (300, 120)):
         rows = [(1, draw.randrange(most)) for _ in range(count)]
-        shape = Shape(heads, 128, 64, 128, 512, page=page, dtype=torch.bfloat16)
+        shape = Shape(heads, 128, 64, 128, 512, page=page, dtype=torch.bfloat16, cache_scale=cache_scale)
         batch = random_batch(shape, rows, decodes=count, seed=draw.randrange(100), device=device)
         first = check(batch, planned=True)
         assert torch.equal(check(batch), first)

@@ -45,27 +45,36 @@ def check(kernels: ctypes.CDLL, batch: LatentBatch, parts: int, seed: int = 0) -
     # What is attended, without its way back: values are latents.
     unit = torch.eye(512).expand(batch.kv_b.shape[0], 512, 512)
     kv_b = torch.cat([batch.kv_b[:, :nope].float(), unit], dim=1)
-    want = reference.latent_attention(batch.q.float(), batch.own.float(), batch.cache.float(), kv_b, batch.meta,
-                                      scale=scale)[:rows]  # fmt: skip
+    cache = batch.cache.float() if batch.cache_scale is None else batch.cache
+    want = reference.latent_attention(batch.q.float(), batch.own.float(), cache, kv_b, batch.meta, scale=scale,
+                                      cache_scale=batch.cache_scale)[:rows]  # fmt: skip
     torch.testing.assert_close(got.float(), want, atol=2e-2, rtol=2e-2)
     return got
 
 
-def step(heads: int, page: int, lengths: list[int], seed: int = 0) -> LatentBatch:
-    shape = Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16)
+def step(heads: int, page: int, lengths: list[int], seed: int = 0, cache_scale: float = 0.0) -> LatentBatch:
+    shape = Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16, cache_scale=cache_scale)
     return random_batch(shape, [(1, keys) for keys in lengths], decodes=len(lengths), seed=seed)
 
 
-@pytest.mark.parametrize("keys", [1, 64, 65, 128, 200, 257])
-def test_each_number_of_tiles_matches(kernels: ctypes.CDLL, keys: int) -> None:
-    batch = step(16, 64, [keys])
+@pytest.mark.parametrize(
+    ("keys", "cache_scale"),
+    [(1, 0.0), (64, 0.0), (65, 0.0), (128, 0.0), (200, 0.0), (257, 0.0), (1, 0.3), (64, 1.7), (97, 0.02), (333, 0.011)],
+)
+def test_each_number_of_tiles_matches(kernels: ctypes.CDLL, keys: int, cache_scale: float) -> None:
+    batch = step(16, 64, [keys], cache_scale=cache_scale)
     write_plan(batch, [[]], [1])
     check(kernels, batch, 1)
 
 
-@pytest.mark.parametrize(("heads", "page"), [(20, 16), (128, 32), (5, 8), (70, 128)])
-def test_rows_in_pieces_and_in_one_match(kernels: ctypes.CDLL, heads: int, page: int) -> None:
-    batch = step(heads, page, [150, 0, 300, 1], seed=heads)
+@pytest.mark.parametrize(
+    ("heads", "page", "cache_scale"),
+    [(20, 16, 0.0), (128, 32, 0.0), (5, 8, 0.0), (70, 128, 0.0), (19, 8, 0.04), (67, 16, 0.5), (3, 256, 0.009)],
+)
+def test_rows_in_pieces_and_in_one_match(
+    kernels: ctypes.CDLL, heads: int, page: int, cache_scale: float
+) -> None:
+    batch = step(heads, page, [150, 0, 300, 1], seed=heads, cache_scale=cache_scale)
     write_plan(batch, [[128], [], [64, 192], []], [1, 2, 4])
     first = check(kernels, batch, 3)
     assert not first[1].any()
@@ -81,11 +90,19 @@ def test_many_pieces_of_a_row_match(kernels: ctypes.CDLL) -> None:
     check(kernels, batch, 21)
 
 
-def test_random_steps_match(kernels: ctypes.CDLL) -> None:
-    draw = random.Random(4)
+def test_more_pages_than_are_at_hand_match(kernels: ctypes.CDLL) -> None:
+    """A row of an e4m3 cache whose page numbers are read twice, from behind its first keys on."""
+    batch = step(2, 8, [453], cache_scale=0.07)
+    write_plan(batch, [[64]], [2])
+    check(kernels, batch, 1)
+
+
+@pytest.mark.parametrize("cache_scale", [0.0, 0.13])
+def test_random_steps_match(kernels: ctypes.CDLL, cache_scale: float) -> None:
+    draw = random.Random(4 if cache_scale == 0.0 else 9)
     for _ in range(3):
         lengths = [draw.randrange(400) for _ in range(3)]
-        batch = step(draw.randrange(1, 100), 1 << draw.randrange(3, 8), lengths, seed=draw.randrange(100))
+        batch = step(draw.randrange(1, 100), 1 << draw.randrange(3, 8), lengths, draw.randrange(100), cache_scale)
         places = [range(TILE_KEYS, keys, TILE_KEYS) for keys in lengths]
         cuts = [sorted(draw.sample(each, draw.randrange(min(3, len(each) + 1)))) for each in places]
         items = sum(len(each) + 1 for each in cuts)
@@ -93,10 +110,16 @@ def test_random_steps_match(kernels: ctypes.CDLL) -> None:
         check(kernels, batch, 2)
 
 
-@pytest.mark.parametrize(("heads", "page", "parts"), [(16, 64, 3), (20, 16, 1), (90, 32, 2)])
-def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: int, parts: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "page", "parts", "cache_scale"),
+    [(16, 64, 3, 0.0), (20, 16, 1, 0.0), (90, 32, 2, 0.0), (14, 8, 2, 0.06), (71, 128, 1, 0.4)],
+)
+def test_the_context_of_chunks_matches(
+    kernels: ctypes.CDLL, heads: int, page: int, parts: int, cache_scale: float
+) -> None:
     rows = [(1, 130), (7, 7), (0, 0), (5, 150), (1, 2), (3, 67)]
-    batch = random_batch(Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16), rows, decodes=1, padding=4, seed=heads)
+    shape = Shape(heads, 16, 64, 8, 512, page=page, dtype=BF16, cache_scale=cache_scale)
+    batch = random_batch(shape, rows, decodes=1, padding=4, seed=heads)
     scale, meta, at = batch.q.shape[2] ** -0.5, batch.meta, 0
     got, lse = run_context(kernels, batch, scale, parts, seed=heads)
     queries = torch.cat([absorbed_of(batch).float(), batch.q[..., 16:].float()], dim=-1)
@@ -104,7 +127,7 @@ def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: i
     for row, (count, keys) in enumerate(rows):
         if row > 0 and 0 < count < keys:
             pages = meta.page_table[meta.seq_slots[row], : -(-keys // page)].long()
-            context = batch.cache[pages, 0].flatten(0, 1)[: keys - count].float()
+            context = batch.cache[pages, 0].flatten(0, 1)[: keys - count].float() * (cache_scale or 1.0)
             logits = torch.einsum("thd,kd->thk", queries[at : at + count], context) * scale
             want = torch.softmax(logits, dim=-1) @ context[:, :512]
             torch.testing.assert_close(got[at : at + count].float(), want, atol=2e-2, rtol=2e-2)
@@ -123,8 +146,9 @@ def test_the_context_of_chunks_matches(kernels: ctypes.CDLL, heads: int, page: i
         (Shape(3, 16, 32, 8, 512, page=16, dtype=BF16), 0.1, "takes rotated parts of 64, not 32"),
         (Shape(3, 16, 64, 8, 256, page=16, dtype=BF16), 0.1, "takes latents of 512, not 256"),
         (Shape(3, 12, 64, 8, 512, page=16, dtype=BF16), 0.1, "rows do not start on multiples of 16 bytes"),
-        (Shape(3, 16, 64, 8, 512, page=16, dtype=torch.float16), 0.1, "takes queries and a cache of bfloat16"),
-        (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16, cache_scale=0.1), 0.1, "and a cache of bfloat16"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=torch.float16), 0.1, "queries of bfloat16 and a cache of it or e4m3"),
+        (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16, cache_scale=0.1), 0.1, None),
+        (Shape(3, 16, 32, 8, 512, page=16, dtype=BF16, cache_scale=0.1), 0.1, "takes rotated parts of 64, not 32"),
         (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16), -0.1, "takes a positive scale, not -0.1"),
         (Shape(3, 16, 64, 8, 512, page=16, dtype=BF16), 0.1, None),
     ],
@@ -144,6 +168,11 @@ def test_parts_fill_the_chip_where_there_are_as_many_pieces(
     heads: int, rows: int, longest: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sm90_latent, "sm_count", lambda _: 132)
-    assert sm90_latent.decode_pays(heads, rows)
+    assert sm90_latent.decode_pays(heads, rows, BF16)
     meta = step(1, 64, [1] * rows).meta
     assert sm90_latent.part_count(replace(meta, max_seq_len=longest), heads) == parts
+
+
+def test_many_rows_of_few_heads_are_tritons_in_bf16_alone() -> None:
+    assert not sm90_latent.decode_pays(13, 171, BF16)
+    assert sm90_latent.decode_pays(13, 171, torch.float8_e4m3fn)

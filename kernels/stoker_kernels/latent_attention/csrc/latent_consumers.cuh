@@ -32,7 +32,7 @@ __device__ __forceinline__ void clear_values(unsigned char* keys, int first, int
 }
 
 // Logits of a tile by half of its keys' dimensions: the `early` half, then the other one, as they arrive.
-template <int group, bool early>
+template <typename Latents, int group, bool early>
 __device__ __forceinline__ void multiply_half(float (&s)[32], const LatentRing& ring, uint32_t parity) {
   mbarrier_wait(ring.full(group, early), parity);
   wgmma_fence();
@@ -40,8 +40,8 @@ __device__ __forceinline__ void multiply_half(float (&s)[32], const LatentRing& 
   for (int step = 0; step < (early ? HALF_CHUNKS : HALF_CHUNKS + 1) * 4; ++step) {
     const int chunk = step / 4 < HALF_CHUNKS ? (early ? group : 1 - group) * HALF_CHUNKS + step / 4 : VALUE_CHUNKS;
     const uint32_t offset = chunk * CHUNK_BYTES + step % 4 * 32;
-    Wgmma<__nv_bfloat16, 64>::multiply(s, wgmma_descriptor(ring.q_address + offset),
-                                       wgmma_descriptor(ring.keys(group) + offset), !early || step != 0);
+    Wgmma<typename Latents::Element, 64>::multiply(s, wgmma_descriptor(ring.q_address + offset),
+                                                   wgmma_descriptor(ring.keys(group) + offset), !early || step != 0);
   }
   wgmma_commit();
 }
@@ -66,12 +66,12 @@ __device__ __forceinline__ void leave_weights(const uint32_t (&p)[4][4], const R
 
 // A tile of this warpgroup's, the early half of whose logits is under way: its values, and its weights for the other one,
 // left where the keys' rotated part was. `last`: no logits of the item follow.
-template <int group>
+template <typename Latents, int group>
 __device__ __forceinline__ void attend_own(Sums& a, float (&s)[32], const LatentArguments& g, const LatentRing& ring,
-                                           uint32_t parity, int valid, bool last, int warp, int lane) {
+                                           float cache_scale, uint32_t parity, int valid, bool last, int warp, int lane) {
   constexpr int buffer = group;
   float alpha[2];
-  multiply_half<group, false>(s, ring, parity);
+  multiply_half<Latents, group, false>(s, ring, parity);
   wgmma_wait<0>();
   wgmma_results(s);
   if (last && lane == 0) mbarrier_arrive(ring.q_empty());
@@ -81,9 +81,9 @@ __device__ __forceinline__ void attend_own(Sums& a, float (&s)[32], const Latent
       if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= valid) s[i] = -INFINITY;
     }
   }
-  softmax(s, a.rows, alpha, g.scale_log2);
+  softmax(s, a.rows, alpha, Latents::scale_log2(g, cache_scale));
   uint32_t p[4][4];
-  pack_weights<pack_bf16>(p, s);
+  pack_weights<Latents::pack>(p, s);
   named_barrier(1 + group, WARPGROUP);  // no warp reads the rotated part any more
   if (valid < TILE_KEYS) {
     clear_values(ring.keys_memory(buffer), valid, warp * 32 + lane);
@@ -95,7 +95,8 @@ __device__ __forceinline__ void attend_own(Sums& a, float (&s)[32], const Latent
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const uint32_t values = ring.keys(buffer) + group * HALF_CHUNKS * CHUNK_BYTES + step * 2048;
-    WgmmaRegisters<__nv_bfloat16, 256, true>::multiply(a.o, p[step], wgmma_descriptor_columns(values, CHUNK_BYTES), true);
+    WgmmaRegisters<typename Latents::Element, 256, true>::multiply(a.o, p[step],
+                                                                   wgmma_descriptor_columns(values, CHUNK_BYTES), true);
   }
   wgmma_commit();
   leave_weights(p, a.rows, ring, buffer, warp, lane);
@@ -105,9 +106,9 @@ __device__ __forceinline__ void attend_own(Sums& a, float (&s)[32], const Latent
 }
 
 // A tile of the other warpgroup's: this one's half of its values, by the weights that the other has left.
-template <int group>
-__device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, const LatentRing& ring, uint32_t parity,
-                                             int warp, int lane) {
+template <typename Latents, int group>
+__device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, const LatentRing& ring, float cache_scale,
+                                             uint32_t parity, int warp, int lane) {
   constexpr int buffer = 1 - group;
   mbarrier_wait(ring.weights(buffer), parity);
   mbarrier_wait(ring.full(buffer, false), parity);  // the other half may be a later tile's by now
@@ -115,7 +116,7 @@ __device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float m = ring.greatest[buffer * TILE_HEADS + warp * 16 + lane / 4 + r * 8];
-    alpha[r] = exp2_approx((a.rows.m[r] - m) * g.scale_log2);
+    alpha[r] = exp2_approx((a.rows.m[r] - m) * Latents::scale_log2(g, cache_scale));
     a.rows.m[r] = m;
     a.rows.l[r] *= alpha[r];
   }
@@ -125,8 +126,8 @@ __device__ __forceinline__ void attend_other(Sums& a, const LatentArguments& g, 
   for (int step = 0; step < 4; ++step) {
     const uint32_t weights = ring.keys(buffer) + VALUE_CHUNKS * CHUNK_BYTES + step * 32;
     const uint32_t values = ring.keys(buffer) + group * HALF_CHUNKS * CHUNK_BYTES + step * 2048;
-    WgmmaColumns<__nv_bfloat16, 256>::multiply(a.o, wgmma_descriptor(weights),
-                                               wgmma_descriptor_columns(values, CHUNK_BYTES), true);
+    WgmmaColumns<typename Latents::Element, 256>::multiply(a.o, wgmma_descriptor(weights),
+                                                           wgmma_descriptor_columns(values, CHUNK_BYTES), true);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -148,16 +149,16 @@ __device__ __forceinline__ uint4 whole_block(const uint32_t (&pairs)[4], int q) 
 }
 
 // Writes the item's rows of this warpgroup's columns, as they are or for `sm90_latent_combine`.
-template <int group>
+template <typename Latents, int group>
 __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments& g, const Item& item,
-                                           const float (&sum)[2], int warp, int lane) {
+                                           const float (&sum)[2], float cache_scale, int warp, int lane) {
   const int q = lane % 4, by_group = (65536 + g.group - 1) / g.group;  // exact for rows below 64
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + lane / 4 + r * 8, token = row * by_group >> 16;
     const int head = item.first_head + row - token * g.group;
     const bool real = head < g.heads && token < item.tokens;
-    const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+    const float inverse = sum[r] > 0.0f ? Latents::value_scale(cache_scale) / sum[r] : 0.0f;
     const int64_t at = static_cast<int64_t>(item.place < 0 ? item.token + token : item.place) * g.heads + head;
     const int64_t column = at * RANK + group * (RANK / 2);
     if (item.place < 0) {
@@ -184,15 +185,33 @@ __device__ __forceinline__ void write_item(const Sums& a, const LatentArguments&
       }
     }
     float* lse = item.place < 0 ? g.lse : g.partial_lse;
-    if (lse != nullptr && real && group == 0 && q == 0) lse[at] = a.rows.m[r] * g.scale_log2 + log2f(sum[r]);
+    if (lse != nullptr && real && group == 0 && q == 0) {
+      lse[at] = a.rows.m[r] * Latents::scale_log2(g, cache_scale) + log2f(sum[r]);
+    }
   }
 }
 
-template <int group>
-__device__ __forceinline__ void latent_consume(const LatentArguments& g, const LatentRing& ring) {
+// Queries of an item as f16, where they are. Both warpgroups together.
+__device__ __forceinline__ void round_queries(const LatentRing& ring, int thread) {
+#pragma unroll 6
+  for (int i = 0; i < TILE_BYTES / 16 / (2 * WARPGROUP); ++i) {
+    uint4* at = reinterpret_cast<uint4*>(ring.q) + i * 2 * WARPGROUP + thread;
+    const uint4 x = *at;
+    *at = make_uint4(pack_f16(bf16_low(x.x), bf16_high(x.x)), pack_f16(bf16_low(x.y), bf16_high(x.y)),
+                     pack_f16(bf16_low(x.z), bf16_high(x.z)), pack_f16(bf16_low(x.w), bf16_high(x.w)));
+  }
+  proxy_fence_async_shared();
+  named_barrier(4, 2 * WARPGROUP);
+}
+
+// `scale` is of a cache that is widened, else null.
+template <typename Latents, int group>
+__device__ __forceinline__ void latent_consume(const LatentArguments& g, const LatentRing& ring, const float* scale) {
   const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, lane = thread % 32;
   uint32_t q_parity = 0, parity = 0, other_parity = 0;
   grid_dependency_wait();
+  float cache_scale = 1.0f;
+  if constexpr (Latents::widened) cache_scale = load_float(scale);
   for (int turn = 0;; turn ^= 1) {
     mbarrier_wait(ring.q_full(), q_parity);
     q_parity ^= 1;
@@ -201,6 +220,9 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     const Item item{x.x, x.y, x.z, x.w, y.x, y.y};
     if (item.stop) return;
     __syncwarp();
+    if constexpr (Latents::widened) {
+      if (item.keys > 0) round_queries(ring, group * WARPGROUP + thread);
+    }
     if (item.keys <= group * TILE_KEYS && lane == 0) mbarrier_arrive(ring.q_empty());  // no tile of its own
     Sums a;
 #pragma unroll
@@ -210,23 +232,23 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
     int from = group * TILE_KEYS;
     if (group == 0 && item.keys > 0) {
       float s[32];
-      multiply_half<group, true>(s, ring, parity);
-      attend_own<group>(a, s, g, ring, parity, item.keys, item.keys <= 2 * TILE_KEYS, warp, lane);
+      multiply_half<Latents, group, true>(s, ring, parity);
+      attend_own<Latents, group>(a, s, g, ring, cache_scale, parity, item.keys, item.keys <= 2 * TILE_KEYS, warp, lane);
       parity ^= 1;
       from = 2 * TILE_KEYS;
     }
     for (; from < item.keys; from += 2 * TILE_KEYS) {
       // Half of the next logits may be there before the other one's weights are.
       float s[32];
-      multiply_half<group, true>(s, ring, parity);
-      attend_other<group>(a, g, ring, other_parity, warp, lane);
+      multiply_half<Latents, group, true>(s, ring, parity);
+      attend_other<Latents, group>(a, g, ring, cache_scale, other_parity, warp, lane);
       other_parity ^= 1;
       const bool last = from + 2 * TILE_KEYS >= item.keys;
-      attend_own<group>(a, s, g, ring, parity, item.keys - from, last, warp, lane);
+      attend_own<Latents, group>(a, s, g, ring, cache_scale, parity, item.keys - from, last, warp, lane);
       parity ^= 1;
     }
     if (from - TILE_KEYS < item.keys && from > 0) {  // the item ends with a tile of the other one's
-      attend_other<group>(a, g, ring, other_parity, warp, lane);
+      attend_other<Latents, group>(a, g, ring, cache_scale, other_parity, warp, lane);
       other_parity ^= 1;
     }
     // Each has the weights of its own tiles; the sums of two items lie apart, for a warp may be an item ahead.
@@ -245,7 +267,7 @@ __device__ __forceinline__ void latent_consume(const LatentArguments& g, const L
       const int row = warp * 16 + lane / 4 + r * 8;
       sum[r] = sums[row] + sums[TILE_HEADS + row];
     }
-    write_item<group>(a, g, item, sum, warp, lane);
+    write_item<Latents, group>(a, g, item, sum, cache_scale, warp, lane);
   }
 }
 

@@ -12,6 +12,7 @@ struct Work {
 
 // The items of a part, one after the other.
 struct PlannedWork {
+  static constexpr bool prefetched = true;
   int index, last;
 
   __device__ PlannedWork(const LatentArguments& g, int part)
@@ -29,6 +30,7 @@ struct PlannedWork {
 // Tiles of the chunks' tokens, every gridDim / head_tiles-th of them. Row r of the chunks owns the tiles from
 // ⌊start_r / tokens of a tile⌋ + r on, as in triton_absorbed.py; those without context are passed over.
 struct ChunkWork {
+  static constexpr bool prefetched = false;  // many tiles read the same keys
   int tile, first = 0, end = 0;  // the tiles of the row that was found
   int start = 0, query_end = 0, slot = 0, context = 0;
 
@@ -66,6 +68,28 @@ struct ChunkWork {
   }
 };
 
+// Says what the consumers do next, and asks for its queries, whose memory is free. `stop`: nothing.
+__device__ __forceinline__ void announce(const CUtensorMap& q_map, const CUtensorMap& turned_map,
+                                         const LatentRing& ring, const Work& work, int first_head, int q_rows, bool stop,
+                                         int lane) {
+  const int keys = work.end - work.start;
+  if (lane == 0) {
+    int4* header = reinterpret_cast<int4*>(ring.header);
+    header[0] = make_int4(work.token, first_head, keys, work.place);
+    header[1] = make_int4(work.tokens, stop, 0, 0);
+    mbarrier_arrive_expect(ring.q_full(), keys > 0 ? q_rows * 128 * CHUNKS : 0);
+  }
+  __syncwarp();
+  if (keys > 0 && lane < CHUNKS) {
+    const uint32_t to = ring.q_address + lane * CHUNK_BYTES;
+    if (lane < VALUE_CHUNKS) {
+      tensor_load_3d(to, &q_map, lane * 64, first_head, work.token, ring.q_full());
+    } else {
+      tensor_load_3d(to, &turned_map, 0, first_head, work.token, ring.q_full());
+    }
+  }
+}
+
 template <typename WorkList>
 __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const CUtensorMap& turned_map,
                                                const CUtensorMap& cache_map, const LatentArguments& g,
@@ -85,22 +109,7 @@ __device__ __forceinline__ void latent_produce(const CUtensorMap& q_map, const C
     pages.load(g, work.slot, work.start, work.end, 0, lane);
     mbarrier_wait(ring.q_empty(), q_parity);
     q_parity ^= 1;
-    const int keys = work.end - work.start;
-    if (lane == 0) {
-      int4* header = reinterpret_cast<int4*>(ring.header);
-      header[0] = make_int4(work.token, first_head, keys, work.place);
-      header[1] = make_int4(work.tokens, !more, 0, 0);
-      mbarrier_arrive_expect(ring.q_full(), keys > 0 ? q_rows * 128 * CHUNKS : 0);
-    }
-    __syncwarp();
-    if (keys > 0 && lane < CHUNKS) {
-      const uint32_t to = ring.q_address + lane * CHUNK_BYTES;
-      if (lane < VALUE_CHUNKS) {
-        tensor_load_3d(to, &q_map, lane * 64, first_head, work.token, ring.q_full());
-      } else {
-        tensor_load_3d(to, &turned_map, 0, first_head, work.token, ring.q_full());
-      }
-    }
+    announce(q_map, turned_map, ring, work, first_head, q_rows, !more, lane);
     int buffer = 0;
     for (int from = work.start; from < work.end; from += TILE_KEYS, buffer ^= 1) {
       const int box = (from - work.start) / g.box_rows;

@@ -38,6 +38,30 @@ struct LatentArguments {
   int rows, tokens, first_token, heads, head_tiles, group, table_stride, page_shift, page_rows, box_rows;
 };
 
+// What a cache holds, and what products are of. Of bf16 they are the same.
+struct bf16_latents {
+  using Element = __nv_bfloat16;
+  static constexpr bool widened = false;
+  static constexpr int full_arrivals = 1;  // of a half of a buffer: who asks for its copy
+  static constexpr int producer_registers = 72, consumer_registers = 216;  // all start with 168
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ float scale_log2(const LatentArguments& g, float) { return g.scale_log2; }
+  static __device__ __forceinline__ float value_scale(float) { return 1.0f; }
+};
+
+// e4m3 in units of `cache_scale`, which f16 holds as it is; queries and weights are rounded to f16 too.
+struct e4m3_latents {
+  using Element = __half;
+  static constexpr bool widened = true;
+  static constexpr int full_arrivals = 4;  // the warps that write it
+  static constexpr int producer_registers = 88, consumer_registers = 208;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ float scale_log2(const LatentArguments& g, float cache_scale) {
+    return g.scale_log2 * cache_scale;
+  }
+  static __device__ __forceinline__ float value_scale(float cache_scale) { return cache_scale; }
+};
+
 // An item as the consumers see it: 64 queries, of `tokens` tokens and `group` heads each. `place` −1 where they see their
 // keys here alone, else where their part of the sum goes.
 struct Item {
@@ -55,8 +79,8 @@ struct LatentRing {
   // [Q][keys] on a multiple of 1024; [header][greatest][sums]; [full, empty] of Q, [full, full, empty, empty, weights] a
   // buffer. Warpgroup b multiplies its half of buffer b's values first, so that this half, the `early` one, is free before
   // the other one, which has the rotated part besides.
-  __device__ explicit LatentRing(unsigned char* raw) {
-    ctas = cluster_size();
+  __device__ explicit LatentRing(unsigned char* raw, bool alone) {
+    ctas = alone ? 1 : cluster_size();
     const uint32_t start = shared_address(raw);
     q_address = (start + 1023) & ~1023u;
     q = raw + (q_address - start);
@@ -75,12 +99,12 @@ struct LatentRing {
   __device__ uint32_t keys(int buffer) const { return keys_address + buffer * TILE_BYTES; }
   __device__ unsigned char* keys_memory(int buffer) const { return q + (1 + buffer) * TILE_BYTES; }
 
-  __device__ void initialise() const {
+  __device__ void initialise(int full_arrivals) const {
     mbarrier_init(q_full(), 1);
     mbarrier_init(q_empty(), 8);  // consumer warps
     for (int buffer = 0; buffer < BUFFERS; ++buffer) {
       for (int half = 0; half < HALVES; ++half) {
-        mbarrier_init(full(buffer, half), 1);
+        mbarrier_init(full(buffer, half), full_arrivals);
         mbarrier_init(empty(buffer, half), 4 * ctas);  // warps of one group
       }
       mbarrier_init(weights(buffer), 4);  // warps of the group whose tile it is

@@ -58,6 +58,16 @@ __device__ __forceinline__ float load_float(const float* address) {
   return value;
 }
 
+// 16 bytes that are not kept in L1.
+__device__ __forceinline__ uint4 load_once_16(const unsigned char* address) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ int atomic_add_acq_rel(int* address, int value) {
   int old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");

@@ -41,6 +41,11 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
 // with a preference: it costs a request between the halves of L2 at every hit.
 __device__ __forceinline__ uint64_t policy_evict_normal() { return 0x1000000000000000ull; }
 
+// `bytes` in a row, a multiple of 16 as the address is.
+__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
 
 // ---- loads past L1 ------------------------------------------------------------------------------------------------
@@ -289,6 +294,15 @@ __device__ __forceinline__ float4 read_peer(const float4* local, int rank) {
   float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(cluster_address(shared_address(local), rank))
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ int read_peer(const int* local, int rank) {
+  int value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];"
+               : "=r"(value)
                : "r"(cluster_address(shared_address(local), rank))
                : "memory");
   return value;
