@@ -1,14 +1,17 @@
 """Checks and times products with GGUF's blocks in planes on a GPU: `python -m stoker_kernels.block_gemm.bench`.
 
 Correctness first: random shapes of every format, every tile and some splits, against fp64 of the values that the
-reference decodes, and decoded rows bit for bit. Then the weights of a layer of 8B as Q4_K_M has them, cold (as many
-copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split. First
-of all the four weights of a layer in turn, each launch begun while the one before runs, as in a step.
+reference decodes, and decoded rows bit for bit. Then the four weights of a layer of 8B in turn, each launch begun while
+the one before runs, as in a step, beside the time of their bytes and that of BF16 weights of the same shapes; gate and
+up with their activation, and rows decoded alone. With `--sweep` all of it once more for each value of what was chosen
+by a prediction (about a minute). Without, the weights of Q4_K_M one by one, cold (as many copies as exceed the L2 take
+turns), with `--tiles` by every tile and split.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -22,18 +25,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import plane_launch, sm90_few
+from stoker_kernels.block_gemm import decoded, plane_launch, sm90_few, sm90_rows
 from stoker_kernels.block_gemm.op import block_linear
 from stoker_kernels.block_gemm.plane_choose import by_rows
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
-from stoker_kernels.launch.dispatch import sm_of
+from stoker_kernels.launch.dispatch import ops, select, sm_of
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
     PLANE_KINDS,
     STEP,
     BlockWeight,
+    LinearWeight,
     PlaneRows,
     place_planes,
     plane_sizes,
@@ -51,12 +55,25 @@ LAYER = (
 # All of a layer in one format: queries, keys and values, output, gate and up, down.
 CHAIN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 CHAINED = ("Q4_K", "Q6_K", "Q8_0")
-TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
+GATE_UP = 2  # of CHAIN
+# What was chosen by a prediction: the module, its constant, other values, and the tokens that it matters for.
+CHOICES = (
+    (sm90_few, "FILLED", (1,), range(1, 65)),
+    (sm90_few, "MOST_TOKENS", (32,), range(33, 65)),  # what Triton takes instead
+    (decoded, "DECODED_FROM", (33,), range(33, 65)),
+    (decoded, "DECODED_FROM", (257,), range(65, 257)),  # the same
+    (decoded, "SCRATCH_BYTES", (32 << 20, 64 << 20, 256 << 20), range(65, 4097)),
+)
+PART_STEPS = (1, 2, 8, 16)  # other values of that of `sm90_rows`
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One product: its time in µs, and that of its bytes. `how`: what was not the op's choice."""
+    """One product: its time in µs, that of its bytes, and that of a BF16 weight where it was taken.
+
+    `how`: what was not the op's choice.
+    """
 
     format: str
     n: int
@@ -65,6 +82,7 @@ class Row:
     how: str
     us: float
     limit_us: float
+    bf16_us: float | None = None
 
 
 def random_piece(name: str, n: int, k: int, device: torch.device) -> PlaneRows:
@@ -102,6 +120,11 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         plane_launch.rows(piece, rows)
         if not torch.equal(rows, decode_planes(piece).bfloat16()):
             complaints.append(f"{name}: rows of {n} × {k} differ from the reference")
+        if sm90_rows.refusal(piece, rows) is None:
+            first = draw.randrange(n)
+            sm90_rows.decode(piece, rows[first:].fill_(float("nan")), first=first, part_steps=draw.choice([0, 1, 3]))
+            if not torch.equal(rows, decode_planes(piece).bfloat16()):
+                complaints.append(f"{name}: rows of {n} × {k} from {first} on, decoded in CUDA, differ")
         x = torch.randn(tokens, k, device=device).bfloat16()
         for tile in (None, *TILES):
             out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
@@ -113,7 +136,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             if not found < 4e-3:
                 named = "the op" if tile is None else f"{tile.tokens} tokens a tile"
                 complaints.append(f"{name}, {named}: {tokens} × {n} × {k}: error {found:.2e}")
-    return complaints + check_few(device, cases, draw)
+    return complaints + check_few(device, cases, draw) + check_gated(device, cases // 4, draw)
 
 
 def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str]:
@@ -131,6 +154,24 @@ def check_few(device: torch.device, cases: int, draw: random.Random) -> list[str
         found = error(out, x, piece)
         if not found < 2.5e-3:
             complaints.append(f"{name}, few: {tokens} × {n} × {k}, split {split}: error {found:.2e}")
+    return complaints
+
+
+def check_gated(device: torch.device, cases: int, draw: random.Random) -> list[str]:
+    """Gate and up of many tokens with their activation, of pieces in two formats; what is wrong, if anything."""
+    complaints = []
+    for _ in range(cases):
+        names, k = draw.sample(sorted(PLANE_KINDS), 2), 256 * draw.randrange(1, 20)
+        rows = [8 * draw.randrange(40, 1500), 8 * draw.randrange(40, 1500)]
+        pieces = tuple(random_piece(name, n, k, device) for name, n in zip(names, rows, strict=True))
+        x = torch.randn(draw.randrange(65, 600), k, device=device).bfloat16()
+        values = torch.cat([decode_planes(piece) for piece in pieces]).bfloat16().double()
+        gate, up = (x.double() @ values.t()).chunk(2, dim=1)
+        exact = torch.nn.functional.silu(gate) * up
+        got = _silu_mul(x, BlockWeight(pieces, k))
+        found = float((got.double() - exact).norm() / exact.norm())
+        if not found < 6e-3:
+            complaints.append(f"{names}, gated: {len(x)} × {rows} × {k}: error {found:.2e}")
     return complaints
 
 
@@ -188,28 +229,104 @@ def ways(x: Tensor, copies: list[PlaneRows], out: Tensor) -> Iterator[tuple[str,
         yield "cuBLAS alone", functools.partial(_by_cublas, x, made, out)
 
 
-def chain_rows(device: torch.device, tokens: tuple[int, ...]) -> Iterator[Row]:
-    """Times of four products in turn, each of all rows of its weight, a few layers of them."""
+@contextlib.contextmanager
+def choosing(module: object, name: str, value: int) -> Iterator[None]:
+    """Another value of a module's constant meanwhile."""
+    before = getattr(module, name)
+    try:
+        setattr(module, name, value)
+        sm90_few._split.cache_clear()
+        yield
+    finally:
+        setattr(module, name, before)
+        sm90_few._split.cache_clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A layer's four products for `m` tokens: x and the result of each, and its weights in blocks and in BF16."""
+
+    name: str
+    m: int
+    xs: list[Tensor]
+    outs: list[Tensor]
+    layers: list[list[BlockWeight]]
+    dense: list[list[LinearWeight]]
+
+    def blocks(self, i: int) -> None:
+        """All four."""
+        for x, weight, out in zip(self.xs, self.layers[i % len(self.layers)], self.outs, strict=True):
+            block_linear(x, weight, out=out)
+
+    def in_bf16(self, i: int) -> None:
+        """The same by weights in 16 bits, as the engine multiplies them."""
+        multiply = select("linear", self.xs[0].device, torch.bfloat16)
+        for x, weight, out in zip(self.xs, self.dense[i % len(self.dense)], self.outs, strict=True):
+            multiply(x, weight, bias=None, out=out)
+
+    def gated(self, i: int) -> None:
+        """Gate and up, and their activation."""
+        _silu_mul(self.xs[GATE_UP], self.layers[i % len(self.layers)][GATE_UP])
+
+    def gated_in_bf16(self, i: int) -> None:
+        """The same by a weight in 16 bits."""
+        weight = self.dense[i % len(self.dense)][GATE_UP]
+        select("linear_silu_mul", self.xs[0].device, torch.bfloat16)(self.xs[GATE_UP], weight)
+
+    def decode(self, i: int) -> None:
+        """The rows of all four, each weight into memory of its own."""
+        pairs = zip(self.layers[i % len(self.layers)], self.dense[i % len(self.dense)], strict=True)
+        for weight, dense in pairs:
+            decoded.decode_rows(weight, dense.data, first=0)
+
+
+def chain_rows(device: torch.device, tokens: tuple[int, ...], sweep: bool) -> Iterator[Row]:
+    """Times of four products in turn, each of all rows of its weight, of a few layers; and of parts of them."""
     enable_pdl(True)
+    draw = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
+    dense = [[LinearWeight(draw(n, k) * k**-0.5) for n, k in CHAIN] for _ in range(2)]
+    decodes = sm90_rows.device_refusal(torch.bfloat16, sm_of(device)) is None
+    of_bf16: dict[int, tuple[float, float]] = {}
     for name in CHAINED:
         layers = [[BlockWeight((random_piece(name, n, k, device),), k) for n, k in CHAIN] for _ in range(2)]
         size = sum(sum(plane_sizes(name, n, k)) for n, k in CHAIN)
+        if decodes:
+            chain = Chain(name, 0, [], [], layers, dense)
+            limit = (size + sum(2 * n * k for n, k in CHAIN)) / BANDWIDTH * 1e6
+            yield Row(name, 0, 0, 0, "rows decoded alone", timed(chain.decode, 8), limit)
+            for steps in PART_STEPS if sweep else ():
+                with choosing(sm90_rows, "PART_STEPS", steps):
+                    yield Row(name, 0, 0, 0, f"rows decoded alone, PART_STEPS {steps}", timed(chain.decode, 8), limit)
         for m in tokens:
-            xs = [torch.randn(m, k, device=device).bfloat16() for _, k in CHAIN]
             outs = [torch.empty(m, n, dtype=torch.bfloat16, device=device) for n, _ in CHAIN]
+            chain = Chain(name, m, [draw(m, k) for _, k in CHAIN], outs, layers, dense)
+            if m not in of_bf16:
+                of_bf16[m] = timed(chain.in_bf16, 12), timed(chain.gated_in_bf16, 12)
             limit = (size + sum(2 * m * (n + k) for n, k in CHAIN)) / BANDWIDTH * 1e6
-            us = timed(functools.partial(_layer, xs, layers, outs))
-            yield Row(name, 0, 0, m, "a layer", us, limit)
+            yield Row(name, 0, 0, m, "a layer", timed(chain.blocks, 12), limit, of_bf16[m][0])
+            yield from chain_choices(chain, limit, of_bf16[m]) if sweep else ()
     enable_pdl(False)
+
+
+def chain_choices(chain: Chain, limit: float, of_bf16: tuple[float, float]) -> Iterator[Row]:
+    """The same with other choices, and gate and up with their activation."""
+    if chain.m >= decoded.DECODED_FROM:
+        (n, k), name = CHAIN[GATE_UP], chain.name
+        gate_up = (sum(plane_sizes(name, n, k)) + chain.m * (n + 2 * k)) / BANDWIDTH * 1e6
+        yield Row(name, n, k, chain.m, "with SwiGLU", timed(chain.gated, 8), gate_up, of_bf16[1])
+    for module, constant, values, matters in CHOICES:
+        for value in values if chain.m in matters else ():
+            with choosing(module, constant, value):
+                yield Row(chain.name, 0, 0, chain.m, f"{constant} {value}", timed(chain.blocks, 8), limit, of_bf16[0])
+
+
+def _silu_mul(x: Tensor, weight: BlockWeight) -> Tensor:
+    y: Tensor = select("block_silu_mul", x.device, x.dtype)(x, weight)
+    return y
 
 
 def _by_op(x: Tensor, weights: list[BlockWeight], out: Tensor, i: int) -> None:
     block_linear(x, weights[i % len(weights)], out=out)
-
-
-def _layer(xs: list[Tensor], layers: list[list[BlockWeight]], outs: list[Tensor], i: int) -> None:
-    for x, weight, out in zip(xs, layers[i % len(layers)], outs, strict=True):
-        block_linear(x, weight, out=out)
 
 
 def _by_few(x: Tensor, copies: list[PlaneRows], out: Tensor, split: int, i: int) -> None:
@@ -235,12 +352,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=48, help="random products to check first (default: %(default)s)")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
-    parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
+    parser.add_argument("--sweep", action="store_true", help="time a layer with other values of what was chosen")
+    parser.add_argument("--tiles", action="store_true", help="time each weight by every tile and split")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(options.seed)
+    ops()
     complaints = check(device, options.cases, options.seed)
     print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
     for line in complaints[:40]:
@@ -249,10 +368,12 @@ def main() -> int:
         return 1
     found = []
     tokens = tuple(map(int, options.tokens.split(",")))
-    for row in itertools.chain(chain_rows(device, tokens), rows_of(device, tokens, options.sweep)):
+    alone = () if options.sweep and not options.tiles else rows_of(device, tokens, options.tiles)
+    for row in itertools.chain(chain_rows(device, tokens, options.sweep), alone):
         found.append(row)
         shape = f"{row.format} {row.n:6} × {row.k:5}  M = {row.tokens:4}"
-        print(f"{shape}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}  {row.how}", flush=True)
+        bf16 = "      –" if row.bf16_us is None else f"{row.bf16_us:7.1f}"
+        print(f"{shape}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}  BF16 {bf16}  {row.how}", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found]))
     return 0

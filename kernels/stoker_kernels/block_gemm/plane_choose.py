@@ -1,10 +1,10 @@
-"""`plane_linear` and `plane_rows` on CUDA: fused products up to a few hundred tokens, beyond them dequantized rows
-and cuBLAS. For up to 64 tokens Hopper has kernels of its own for most formats (`sm90_few`), all others are in Triton
-(`plane_launch`).
+"""`plane_linear` and `plane_rows` on CUDA. In bf16 on Hopper up to 64 tokens are multiplied with planes, most formats
+by kernels of our own (`sm90_few`), and more with decoded rows (`decoded`). All else is in Triton (`plane_launch`):
+fused products up to a few hundred tokens, beyond them dequantized rows and cuBLAS.
 
 Invariants: one call outside of a capture makes every later one of its shape capturable. What a call takes of memory
-beside its result is at most SCRATCH_BYTES, or one row, of weights in the dtype of x, or where K is split the parts of
-its sums in fp32.
+beside its result is at most SCRATCH_BYTES, here or of `decoded`, or one row, of weights in the dtype of x, or where K
+is split the parts of its sums in fp32.
 Does not know: which layer it serves.
 """
 
@@ -22,9 +22,14 @@ SCRATCH_BYTES = 32 << 20
 
 
 def plane_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """y = x · Wᵀ + bias, a piece of the weight after the other."""
+    """y = x · Wᵀ + bias, with decoded rows or a piece of the weight after the other."""
+    from stoker_kernels.block_gemm import decoded
+
     y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
     if x.shape[0] == 0:
+        return y
+    if decoded.decodes(x, weight):
+        decoded.linear(x, weight, bias, y)
         return y
     row = 0
     for piece in weight.planes:

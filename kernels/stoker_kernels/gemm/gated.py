@@ -4,7 +4,8 @@ Implementations, for `--kernel linear_silu_mul=NAME`: `fused` (SM 9.0, bf16 and 
 our own where `table.GATED` has measured it to be faster, which reads the halves side by side by TMA and never
 writes [T, 2F]; it rounds once, where two kernels round gate and up first; e4m3 is then quantized by a kernel of its
 own) and `split` (`linear`, then `silu_and_mul`, or `silu_and_mul_quant`, on every device). Weights in integers are
-those of the op `integer_silu_mul`: `own` (SM 9.0, `gated_integers.py`) and `split`.
+those of the op `integer_silu_mul`: `own` (SM 9.0, `gated_integers.py`) and `split`; in GGUF's blocks of the op
+`block_silu_mul`: `own` (SM 9.0, `gated_blocks.py`, for many tokens) and `split`.
 Invariants: the weight is stored as for `linear`, gate rows before up rows, or as its layout says; each row of the
 result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves; biases, which take `linear` and an activation.
@@ -17,6 +18,7 @@ from typing import overload
 import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
+from stoker_kernels.block_gemm import decoding_refusal
 from stoker_kernels.gemm import table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
@@ -24,7 +26,7 @@ from stoker_kernels.integer_gemm import kernels_refusal
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
-from stoker_kernels.quant import FP8, IntegerWeight, LinearWeight, Quantized, quantize_fp8
+from stoker_kernels.quant import FP8, BlockWeight, IntegerWeight, LinearWeight, Quantized, quantize_fp8
 
 
 def _fused_supports(target: Target) -> str | None:
@@ -44,22 +46,33 @@ def _integers_support(target: Target) -> str | None:
     return kernels_refusal(target.dtype, target.sm) if target.device == "cuda" else "needs CUDA"
 
 
+def _blocks_support(target: Target) -> str | None:
+    if target.device != "cuda":
+        return "needs CUDA"
+    return decoding_refusal(target.dtype, target.sm) or _fused_supports(target)
+
+
 register("linear_silu_mul", "fused", "stoker_kernels.gemm.gated:fused", _fused_supports)
 register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
 register("linear_silu_mul", "reference", "stoker_kernels.gemm.reference:linear_silu_mul", reference_supports)
 register("integer_silu_mul", "own", "stoker_kernels.gemm.gated_integers:own", _integers_support)
 register("integer_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
+register("block_silu_mul", "own", "stoker_kernels.gemm.gated_blocks:own", _blocks_support)
+register("block_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports)
+
+FloatsWeight = LinearWeight | IntegerWeight | BlockWeight
+"""What a float x is multiplied with."""
 
 
 @overload
-def linear_silu_mul(x: torch.Tensor, weight: LinearWeight | IntegerWeight) -> torch.Tensor: ...
+def linear_silu_mul(x: torch.Tensor, weight: FloatsWeight) -> torch.Tensor: ...
 @overload
 def linear_silu_mul(x: Quantized, weight: LinearWeight) -> Quantized: ...
-def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight | IntegerWeight) -> torch.Tensor | Quantized:
+def linear_silu_mul(x: torch.Tensor | Quantized, weight: FloatsWeight) -> torch.Tensor | Quantized:
     """x [T, K], weight [2F, K] (gate, then up) → silu(x · gateᵀ) · (x · upᵀ) [T, F] of x's dtype.
 
-    A `Quantized` x takes an FP8 weight and gives a `Quantized` result, a tensor a dense weight or integers. Raises
-    ValueError for shapes that do not fit or a weight of the other kind.
+    A `Quantized` x takes an FP8 weight and gives a `Quantized` result, a tensor a dense weight, integers or blocks.
+    Raises ValueError for shapes that do not fit or a weight of the other kind.
     """
     data, shape = x.data if isinstance(x, Quantized) else x, (weight.out_features, weight.in_features)
     if isinstance(x, Quantized) != weight.kind.startswith("fp8") or weight.out_features % 2:
@@ -67,14 +80,15 @@ def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight | IntegerW
         raise ValueError(f"linear_silu_mul of {data.dtype} takes {wanted} [2F, K] weight, not {weight.kind} {shape}")
     if data.dim() != 2 or data.shape[1] != weight.in_features:
         raise ValueError(f"x is {tuple(data.shape)}, the weight [2F, K] = {shape}")
-    if isinstance(weight, IntegerWeight):
-        product: torch.Tensor = select("integer_silu_mul", data.device, data.dtype)(x, weight)
+    if not isinstance(weight, LinearWeight):
+        op = "block_silu_mul" if isinstance(weight, BlockWeight) else "integer_silu_mul"
+        product: torch.Tensor = select(op, data.device, data.dtype)(x, weight)
         return product
     y: torch.Tensor | Quantized = select("linear_silu_mul", data.device, weight.data.dtype)(x, weight)
     return y
 
 
-def split(x: torch.Tensor | Quantized, weight: LinearWeight | IntegerWeight) -> torch.Tensor | Quantized:
+def split(x: torch.Tensor | Quantized, weight: FloatsWeight) -> torch.Tensor | Quantized:
     """`linear`, then `silu_and_mul`, or `silu_and_mul_quant`."""
     both = linear(x, weight)
     return silu_and_mul_quant(both) if isinstance(x, Quantized) else silu_and_mul(both)

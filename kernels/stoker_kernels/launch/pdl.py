@@ -11,6 +11,9 @@ Knows nothing of which kernels follow each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +32,19 @@ def enable_pdl(enabled: bool) -> None:
     """Launch every kernel from now on with or without programmatic dependent launch."""
     global _enabled
     _enabled = enabled
+
+
+@contextmanager
+def plain_launches() -> Iterator[None]:
+    """Launch without it meanwhile: what reads before it waits, as products do with their weight, and finds there what
+    the launch before it writes.
+    """
+    global _enabled
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before
 
 
 def pdl_on(device: torch.device) -> bool:

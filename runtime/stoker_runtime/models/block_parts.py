@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLANE_SCRATCH = 32 << 20
-"""Bytes that a product with planes takes at most beside its result: rows of 16 bits, or sums of parts of K."""
+PLANE_SCRATCH = 128 << 20
+"""Bytes of rows in 16 bits that a product with planes takes at most beside its result."""
+PLANE_SUMS = 32 << 20
+"""Bytes of sums of parts of K that it takes at most in their place, or of rows on a kind of GPU that is not Hopper."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,8 +315,9 @@ class Decoder:
         one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
         if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight):
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
-        if one_op and isinstance(gate_up, IntegerWeight) and isinstance(hidden, Tensor) and not down.takes_quantized:
-            return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
+        packed = gate_up if isinstance(gate_up, IntegerWeight | BlockWeight) and not down.takes_quantized else None
+        if one_op and packed is not None and isinstance(hidden, Tensor):
+            return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
         if down.takes_quantized and fused is not None:

@@ -9,9 +9,11 @@ import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, columns_of, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 
-from stoker_kernels.block_gemm import block_linear, block_rows, plane_launch, sm90_few
+from stoker_kernels.block_gemm import block_linear, block_rows, decode_rows, decoded, plane_launch, sm90_few, sm90_rows
+from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.dispatch import interpreting
-from stoker_kernels.quant import PLANE_KINDS, BlockWeight
+from stoker_kernels.launch.pdl import enable_pdl
+from stoker_kernels.quant import PLANE_KINDS, BlockWeight, LinearWeight
 
 FLOATS = [torch.float16, torch.bfloat16]
 # The interpreter takes seconds a format: those that most files have, and others in turn.
@@ -116,3 +118,49 @@ def test_few_tokens_in_cuda(name: str, device: torch.device) -> None:
             assert torch.equal(again, block_linear(x, BlockWeight((piece,), columns), bias=bias))
             assert bool(wide[:, :16].isnan().all())
             assert bool(wide[:, -8:].isnan().all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PLANE_KINDS)
+def test_rows_decoded_in_cuda(name: str, device: torch.device) -> None:
+    """Every bit, in parts of every length; and products with them, dependent launches among them."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs sm_90")
+    columns, rows = columns_of(name) + 256 * random.randint(0, 14), random.randint(130, 3000)
+    data = random_rows(name, rows, columns)
+    piece, expected = in_planes(name, data, columns, device), by_definition(data, name).bfloat16()
+    for part_steps in (0, 1, 3):
+        first = random.randrange(rows)
+        out = torch.full((rows - first + 1, columns), float("nan"), dtype=torch.bfloat16, device=device)
+        sm90_rows.decode(piece, out[:-1], first=first, part_steps=part_steps)
+        assert torch.equal(out[:-1].cpu().view(torch.int16), expected[first:].view(torch.int16))
+        assert bool(out[-1].isnan().all())
+
+
+@pytest.mark.gpu
+def test_no_product_overtakes_the_rows_it_reads(device: torch.device) -> None:
+    """A chain of dependent launches on one scratch: each product sees its own weight."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs sm_90")
+    dispatch.ops()
+    weights = []
+    for name, rows in (("Q4_K", 4096), ("Q6_K", 6144), ("Q8_0", 4096)):
+        weights.append(BlockWeight((in_planes(name, mild_rows(name, rows, 4096), 4096, device),), 4096))
+    dense = []
+    for weight in weights:
+        dense.append(torch.empty((weight.out_features, 4096), dtype=torch.bfloat16, device=device))
+        decode_rows(weight, dense[-1], first=0)
+    x = torch.randn(random.randint(65, 256), 4096, device=device).bfloat16()
+    multiply = dispatch.select("linear", device, torch.bfloat16)
+    scratch_bytes = 4096 * 4096 * 2 // random.choice([1, 2, 4])
+    enable_pdl(True)
+    try:
+        for _ in range(30):
+            for weight, values in zip(weights, dense, strict=True):
+                out = torch.empty((len(x), weight.out_features), dtype=torch.bfloat16, device=device)
+                decoded.linear(x, weight, None, out, scratch_bytes=scratch_bytes)
+                want = multiply(x, LinearWeight(values), bias=None, out=None)
+                # Another number of rows may take another tile, which sums in another order.
+                torch.testing.assert_close(out, want, rtol=2.0**-7, atol=1e-2)
+    finally:
+        enable_pdl(False)

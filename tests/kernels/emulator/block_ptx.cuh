@@ -28,4 +28,14 @@ void copies_wait_group() {
   }
 }
 
+template <typename T>
+T load_aligned(const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T)) emulator::fail("a misaligned load");
+  return *static_cast<const T*>(from);
+}
+inline uint4 load_weight_16(const void* from, uint64_t) { return load_aligned<uint4>(from); }
+inline uint2 load_weight_8(const void* from, uint64_t) { return load_aligned<uint2>(from); }
+inline uint2 load_8(const void* from) { return load_aligned<uint2>(from); }
+inline uint32_t load_4(const void* from) { return load_aligned<uint32_t>(from); }
+
 }  // namespace stoker

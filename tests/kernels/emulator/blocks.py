@@ -14,16 +14,20 @@ import pytest
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.machine import Machine
 
-from stoker_kernels.block_gemm import sm90_few
+from stoker_kernels.block_gemm import sm90_few, sm90_rows
 from stoker_kernels.launch import cuda
 
-SOURCES = ("sm90_blocks_few.cu", "blocks_few.cuh", "blocks_some.cuh", "block_copies.cuh", "block_units.cuh")
+SOURCES = (
+    "sm90_blocks_few.cu", "blocks_few.cuh", "blocks_some.cuh", "block_copies.cuh", "block_units.cuh",
+    "sm90_block_rows.cu", "block_rows.cuh",
+)  # fmt: skip
 
 
 def compile_blocks(folder: Path) -> ctypes.CDLL:
     """The library of blocks.cpp; skips the test where there is no g++."""
     compiled = compile_emulated(SOURCES, "blocks.cpp", folder)
     assert compiled.block_arguments_size() == ctypes.sizeof(sm90_few.BlockArguments)
+    assert compiled.rows_arguments_size() == ctypes.sizeof(sm90_rows.RowsArguments)
     return compiled
 
 
@@ -37,13 +41,16 @@ class BlockMachine(Machine):
                cluster: int = 1) -> None:  # fmt: skip
         assert kernel.shared_bytes <= max(sm90_few.SHARED_BYTES.values())
         launch = self.told(kernel, grid, cluster)
-        self.library.run_blocks(kernel.handle, ctypes.byref(arguments[0]), ctypes.byref(launch))
+        decoding = isinstance(arguments[0], sm90_rows.RowsArguments)
+        run = self.library.run_block_rows if decoding else self.library.run_blocks
+        run(kernel.handle, ctypes.byref(arguments[0]), ctypes.byref(launch))
 
     def residents(self, size: int) -> int:
         return max(1, 2 * self.sms // size)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be the CUDA device of `sm90_few`."""
+        """Be the CUDA device of `sm90_few` and of `sm90_rows`."""
         super().install(monkeypatch)
         monkeypatch.setattr(sm90_few, "sm_count", lambda _: self.sms)
-        monkeypatch.setattr(sm90_few, "pdl_on", lambda _: True)
+        for module in (sm90_few, sm90_rows):
+            monkeypatch.setattr(module, "pdl_on", lambda _: True)

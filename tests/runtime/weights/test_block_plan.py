@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.build import build_model
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.executor.resolve import activation_bytes
 from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.block_parts import PLANE_SCRATCH, PLANE_SUMS, BlockPart
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.weights.block_plan import keep_blocks
 
@@ -131,6 +134,18 @@ def test_planes_of_a_mixed_file_take_no_more_memory_and_give_its_logits(tmp_path
     assert [piece.rows for piece in layer.gate_up.planes] == [2 * FFN]
     assert kept.decoder.weights.embed.in_planes
     agree(kept, decoded, [random.randrange(VOCAB) for _ in range(40)])
+
+
+def test_rows_that_are_decoded_have_their_memory() -> None:
+    """As large as the largest matrix in planes, up to what is decoded at a time, and never less than sums take."""
+    config = EngineConfig(model="m", dtype="bfloat16")
+    whole, name = build_spec(read_source("shape:qwen3-0.6b")), f"layers.{random.randint(0, 27)}.gate_up"
+    largest = 0
+    for times, planes in ((8, ()), (1, (16,)), (random.randint(4, 9), (16,)), (50, (16,))):
+        spec = replace(whole, blocks={name: (BlockPart("Q8_0", 1, 34, planes),)}, ffn=whole.ffn * times)
+        largest = 2 * next(math.prod(each.shape) for each in spec.parameters() if each.name == name)
+        assert activation_bytes(config, spec, 0) == (max(PLANE_SUMS, min(PLANE_SCRATCH, largest)) if planes else 0)
+    assert largest > PLANE_SCRATCH
 
 
 @pytest.mark.gpu

@@ -35,4 +35,22 @@ __device__ __forceinline__ void copies_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// 16 or 8 bytes of a weight to registers, in the same way; and of its scales, which neighbours read too.
+__device__ __forceinline__ uint4 load_weight_16(const void* from, uint64_t policy) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_weight_8(const void* from, uint64_t policy) {
+  uint2 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(from), "l"(policy));
+  return value;
+}
+__device__ __forceinline__ uint2 load_8(const void* from) { return __ldg(static_cast<const uint2*>(from)); }
+__device__ __forceinline__ uint32_t load_4(const void* from) { return __ldg(static_cast<const uint32_t*>(from)); }
+
 }  // namespace stoker

@@ -1,0 +1,42 @@
+"""What the benchmark times: the op and BF16 beside each other, and every choice put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from stoker_kernels.block_gemm import bench, decoded, sm90_few, sm90_rows
+from stoker_kernels.launch import dispatch, pdl
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_layer_is_timed_by_every_choice_and_by_bf16(sweep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, nothing is timed: each way is run once."""
+    dispatch.ops()
+    seen: list[tuple[int, int, int, int]] = []
+
+    def run_once(run: Callable[[int], None], rounds: int = 1) -> float:
+        run(random.randint(0, 5))
+        seen.append((sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS))
+        return float(len(seen))
+
+    monkeypatch.setattr(bench, "timed", run_once)
+    monkeypatch.setattr(bench, "CHAIN", ((512, 256), (256, 256), (1024, 256), (256, 512)))
+    monkeypatch.setattr(sm90_rows, "device_refusal", lambda *_: None)
+    monkeypatch.setattr(decoded, "decode_rows", lambda weight, out, first: out.zero_())
+    before = sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS
+    tokens = random.randint(2, 60), random.randint(65, 90)
+    found = list(bench.chain_rows(torch.device("cpu"), tokens, sweep))
+    plain = [row for row in found if row.how == "a layer"]
+    assert [(row.format, row.tokens) for row in plain] == [(name, m) for name in bench.CHAINED for m in tokens]
+    assert all(row.bf16_us is not None and row.limit_us > 0 for row in plain)
+    assert {row.how for row in found if not row.tokens} >= {"rows decoded alone"}
+    hows = {row.how for row in found}
+    wanted = {f"{name} {value}" for _, name, values, _ in bench.CHOICES for value in values} | {"with SwiGLU"}
+    assert wanted <= hows if sweep else not wanted & hows
+    assert len(set(seen)) == (1 + 1 + 2 + 3 + 4 if sweep else 1)
+    assert before == (sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS)
+    assert not pdl._enabled
