@@ -2,9 +2,8 @@
 
 The chain norm → qkv → output → norm → router → choice → experts over several layers with weights of their own, in one
 CUDA graph with programmatic dependent launch (attention apart), by each of WAYS: "triton" and "own" are implementations
-of `experts` behind the router's kernel, "one" is Triton's behind a choice in one launch for as many tokens as that
-takes, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take all columns of its rows, besides.
-Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
+of `experts` behind the router's kernel, "fused" has the own ones choose, too, and "whole" has a warp of gate-up take
+all columns of its rows, besides. Own kernels run for as many tokens as they take, whatever the rule of `moe/choose.py`.
 What counts is the layer: a kernel that reads ahead while its predecessor drains gains more than its own time shows, and
 code that the experts' weights have pushed out of the L2 costs more. One of the rows has no experts, but their choice:
 what the rest of a layer takes.
@@ -31,7 +30,7 @@ from stoker_kernels.launch import pdl
 from stoker_kernels.launch.dispatch import pin, unpin
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, choose, mixture, quantize_experts, route
 from stoker_kernels.moe.bench import LAYERS, random_experts
-from stoker_kernels.moe.hopper import sm90_few, sm90_route
+from stoker_kernels.moe.hopper import sm90_few
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
 
@@ -40,17 +39,15 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Pinned ops, for which tokens gate-up of the own kernels goes by whole rows, and the choice is one launch."""
+    """Pinned ops, and for which tokens gate-up of the own kernels goes by whole rows."""
 
     mixture: str
     experts: str
     whole: range = range(0)
-    one_launch: range = choose.ONE_LAUNCH
 
 
 WAYS = {
     "triton": Way("split", "triton"),
-    "one": Way("split", "triton", one_launch=range(1, sm90_route.MOST_TOKENS + 1)),
     "own": Way("split", "own"),
     "fused": Way("fused", "own"),
     "whole": Way("fused", "own", range(1, 9)),
@@ -131,14 +128,14 @@ def measure(layers: list[Layer], shape: str, tokens: int, ways: list[str]) -> di
 @contextmanager
 def going(way: Way) -> Iterator[None]:
     """Have mixtures run in this way, the own kernels for all tokens that they take."""
-    kept = choose.FEW_TOKENS, choose.ONE_LAUNCH, sm90_few.WHOLE_ROWS
-    choose.FEW_TOKENS, choose.ONE_LAUNCH, sm90_few.WHOLE_ROWS = sm90_few.MOST_TOKENS, way.one_launch, way.whole
+    few, whole = choose.FEW_TOKENS, sm90_few.WHOLE_ROWS
+    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = sm90_few.MOST_TOKENS, way.whole
     pin("mixture", way.mixture)
     pin("experts", way.experts)
     try:
         yield
     finally:
-        choose.FEW_TOKENS, choose.ONE_LAUNCH, sm90_few.WHOLE_ROWS = kept
+        choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = few, whole
         unpin("mixture")
         unpin("experts")
 

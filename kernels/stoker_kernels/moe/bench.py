@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.moe import choose, reference, triton_experts, triton_route
-from stoker_kernels.moe.hopper import sm90_grouped, sm90_route
+from stoker_kernels.moe.hopper import sm90_grouped
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights, Routes, Routing, quantize_experts
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
@@ -42,8 +42,8 @@ BOUNDS = dict.fromkeys(KINDS, 8e-3) | {"fp8_channel": 6e-2, "fp8_block": 6e-2, "
 class Row:
     """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations.
 
-    The choice is timed as it is chosen, as Triton's two kernels make it, and in one launch; the experts as they are
-    chosen, as Triton's kernels alone do them, and as the Hopper kernels for many tokens do. NaN: they do not take it.
+    The experts are timed as they are chosen, as Triton's kernels alone do them, and as the Hopper kernels for many
+    tokens do, NaN where these do not take them.
     """
 
     layer: str
@@ -52,7 +52,6 @@ class Row:
     distinct: float
     route_us: float
     two_kernels_us: float
-    one_launch_us: float
     experts_us: float
     triton_us: float
     grouped_us: float
@@ -137,9 +136,6 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     def by_two(i: int) -> Routes:
         return triton_route.route(logits[i % SETS], routing)
 
-    def by_one(i: int) -> Routes:
-        return sm90_route.route(logits[i % SETS], routing)
-
     def chosen(i: int) -> Tensor:
         return choose.experts(xs[i % SETS], plans[i % SETS], weights)
 
@@ -150,22 +146,20 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
         return sm90_grouped.experts(xs[i % SETS], plans[i % SETS], weights)
 
     taken = sm90_grouped.refusal(xs[0], plans[0], weights, None) is None
-    sorts = sm90_route.refusal(logits[0], routing) is None
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized or weights.takes_int8 else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
-        layer, weights.kind, tokens, distinct, timed(routed), timed(by_two), timed(by_one) if sorts else math.nan,
-        timed(chosen), timed(by_triton), timed(grouped) if taken else math.nan, timed(whole), limit,
+        layer, weights.kind, tokens, distinct, timed(routed), timed(by_two), timed(chosen), timed(by_triton),
+        timed(grouped) if taken else math.nan, timed(whole), limit,
     )  # fmt: skip
 
 
 def described(row: Row) -> str:
     """A row as it is printed."""
     experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f}, grouped {row.grouped_us:8.1f})"
-    route = f"route {row.route_us:6.1f} (Triton {row.two_kernels_us:6.1f}, one launch {row.one_launch_us:6.1f})"
-    parts = f"{route}, {experts}, all {row.us:8.1f} µs"
+    parts = f"route {row.route_us:6.1f} (Triton {row.two_kernels_us:6.1f}), {experts}, all {row.us:8.1f} µs"
     share = f"limit {row.limit_us:8.1f} ({row.limit_us / row.us:.0%})"
     return f"{row.layer:14} {row.kind:12} {row.tokens:5} tokens, {row.distinct:6.1f} experts: {parts}, {share}"
 

@@ -248,13 +248,6 @@ inline float4 read_peer(const float4* local, int rank) {
   std::memcpy(&value, emulator::shared(from, shared_address(local)), 16);
   return value;
 }
-inline int read_peer(const int* local, int rank) {
-  emulator::Cta& from = *emulator::cluster->ctas[rank];
-  emulator::running(from);
-  int value;
-  std::memcpy(&value, emulator::shared(from, shared_address(local)), 4);
-  return value;
-}
 constexpr uint32_t LOCAL = (1u << emulator::RANK_SHIFT) - 1;
 inline void mbarrier_arrive_cluster(uint32_t there) {
   emulator::Cta& to = emulator::owner(there);

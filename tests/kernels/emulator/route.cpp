@@ -2,16 +2,14 @@
 // still read what it writes.
 #include "sm90_route.cuh"
 
-extern "C" void route(int ctas, int threads, int seed, const stoker::RouteArguments* a) {
+extern "C" void route(int threads, int seed, const stoker::RouteArguments* a) {
   const stoker::FewArguments& choice = a->choice;
   auto& before = emulator::predecessor;
   const int64_t bytes = (static_cast<int64_t>(choice.tokens - 1) * choice.ld_logits + choice.experts) * 2;
   before.writes = {emulator::Region{const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(choice.logits)), bytes}};
   before.out = reinterpret_cast<const unsigned char*>(a->ids);
   before.out_bytes = static_cast<int64_t>(choice.tokens) * choice.top_k * 4;
-  const auto kernel = [=] { ctas > 1 ? stoker::sm90_route<stoker::ROUTE_CTAS>(*a, threads) : stoker::sm90_route<1>(*a, threads); };
-  emulator::run_grid(ctas, threads, seed, kernel, ctas);
+  emulator::run_grid(1, threads, seed, [=] { stoker::sm90_route(*a, threads); });
 }
 
-extern "C" int cluster_ctas() { return stoker::ROUTE_CTAS; }
 extern "C" int arguments_size() { return sizeof(stoker::RouteArguments); }

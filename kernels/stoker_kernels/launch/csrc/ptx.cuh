@@ -299,15 +299,6 @@ __device__ __forceinline__ float4 read_peer(const float4* local, int rank) {
   return value;
 }
 
-__device__ __forceinline__ int read_peer(const int* local, int rank) {
-  int value;
-  asm volatile("ld.shared::cluster.s32 %0, [%1];"
-               : "=r"(value)
-               : "r"(cluster_address(shared_address(local), rank))
-               : "memory");
-  return value;
-}
-
 // Stores 16 bytes in another CTA's shared memory and counts them on `barrier`, which lies in the same CTA.
 __device__ __forceinline__ void store_async(uint32_t there, float a, float b, float c, float d, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),

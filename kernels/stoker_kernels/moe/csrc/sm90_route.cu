@@ -3,10 +3,5 @@
 
 extern "C" __global__ void __launch_bounds__(stoker::ROUTE_MOST_THREADS, 1)
     sm90_route(const __grid_constant__ stoker::RouteArguments a) {
-  stoker::sm90_route<1>(a, blockDim.x);
-}
-
-extern "C" __global__ void __launch_bounds__(stoker::ROUTE_MOST_THREADS, 1)
-    sm90_route_cluster(const __grid_constant__ stoker::RouteArguments a) {
-  stoker::sm90_route<stoker::ROUTE_CTAS>(a, blockDim.x);
+  stoker::sm90_route(a, blockDim.x);
 }

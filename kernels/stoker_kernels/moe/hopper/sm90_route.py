@@ -1,4 +1,4 @@
-"""Choosing experts and sorting tokens by them in one launch of a CTA or a cluster: host side of csrc/sm90_route.
+"""Choosing experts and sorting tokens by them in one launch of one CTA: host side of csrc/sm90_route.
 
 Invariants: a launch never synchronises and can be captured after one launch of its kind. The plan is the one that
 triton_route.py makes, but for the order of its tiles: those with tokens come first.
@@ -24,7 +24,6 @@ STEM = "sm90_route"
 MOST_TOKENS = 128
 MOST_TOP_K = 32  # a lane each
 _WARPS, _MOST_WARPS = 8, 32  # at least as many as MOST_EXPERTS have lanes
-CTAS, ALONE = 4, 16  # of a cluster, and tokens that one CTA chooses for alone: a warp each
 
 
 class RouteArguments(ctypes.Structure):
@@ -57,15 +56,9 @@ def refusal(
 
 
 def shared_bytes(tokens: int, top_k: int, experts: int) -> int:
-    """Dynamic shared memory: ids and weights of pairs, a bit a pair and expert, where experts begin and their
-    pairs, sums of warps."""
-    marked = -(-(-(-tokens // ctas_for(tokens)) * top_k) // 32)
-    return 8 * tokens * top_k + 4 * (experts * marked + 2 * experts + _MOST_WARPS)
-
-
-def ctas_for(tokens: int) -> int:
-    """CTAs that share so many tokens."""
-    return 1 if tokens <= ALONE else CTAS
+    """Dynamic shared memory: ids and weights of pairs, a bit a pair and expert, where experts begin, sums of warps."""
+    pairs = tokens * top_k
+    return 8 * pairs + 4 * (experts * -(-pairs // 32) + experts + _MOST_WARPS)
 
 
 def route(
@@ -96,11 +89,10 @@ def route(
         choice=choice, ids=routes.ids.data_ptr(), weights=routes.weights.data_ptr(), tile=sizes.tile, most=sizes.most,
         order=routes.plan.order.data_ptr(), tiles=routes.plan.tiles.data_ptr(),
     )  # fmt: skip
-    ctas = ctas_for(tokens)
-    warps = min(max(-(-tokens // ctas), _WARPS), _MOST_WARPS)
-    space, name = shared_bytes(tokens, top_k, experts), STEM if ctas == 1 else f"{STEM}_cluster"
-    chosen = cuda.kernel(STEM, ARCH, name, space, 32 * warps, device.index or 0)
-    cuda.launch(chosen, ctas, [arguments], device, pdl=pdl_on(device), cluster=ctas)
+    warps = min(max(tokens, _WARPS), _MOST_WARPS)
+    space = shared_bytes(tokens, top_k, experts)
+    chosen = cuda.kernel(STEM, ARCH, STEM, space, 32 * warps, device.index or 0)
+    cuda.launch(chosen, 1, [arguments], device, pdl=pdl_on(device))
     return routes
 
 
