@@ -124,6 +124,8 @@ def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(sizes
             body = {"model": model[0], "prompt": "a b c", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
             texts.append(answer.json()["choices"][0]["text"])
+        except (AssertionError, httpx.HTTPError) as error:
+            raise AssertionError("\n".join(server.log for server in groups)) from error
         finally:
             for server in groups:
                 server.close()
