@@ -7,14 +7,13 @@ Knows nothing of how memory is allocated.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.executor.windows.layout import kv_layout
-from stoker_runtime.models.block_parts import PLANE_SCRATCH, PLANE_SUMS
+from stoker_runtime.models.block_parts import scratch_bytes
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
@@ -280,13 +279,10 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
     wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0
     rows = [each.shape[1] for each in spec.parameters() if kinds[each.name] == "int8_channel"]
-    in_planes = {name for name, parts in spec.blocks.items() if any(part.planes for part in parts)}
-    if in_planes:
-        largest = max((math.prod(each.shape) for each in single if each.name in in_planes), default=0)
-        sums, most = (size // ITEM_BYTES[config.dtype] for size in (PLANE_SUMS, PLANE_SCRATCH))
-        wide = max(wide, sums, min(most, largest))
+    size = ITEM_BYTES[config.dtype]
+    wide = max(wide, scratch_bytes(spec.blocks, {each.name: each.shape for each in single}, size) // size)
     # x once more in eight bits, and its scales.
-    return wide + (-(-tokens * (max(rows) + 4) // ITEM_BYTES[config.dtype]) if rows else 0)
+    return wide + (-(-tokens * (max(rows) + 4) // size) if rows else 0)
 
 
 def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
