@@ -3,7 +3,8 @@ verdict.
 
 Invariants: pure arithmetic; what is not known gives the verdict "Unknown", never a guess that blocks a pod.
 Knows nothing of how the engine lays out memory beyond its sums: on the GPU weights + KV of one full context, or of
---num-gpu-blocks, + workspace, within what the engine may take of it; on the host what host_memory.py adds up.
+--num-gpu-blocks, + states of all sequences + workspace, within what the engine may take of it; on the host what
+host_memory.py adds up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from stoker_operator.spec.service import FetchedModel, InferenceService
 # are told; what 7B then takes, a larger model exceeds.
 WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
 LARGE_GIB = 36
+# Most sequences that run at a time on such a GPU and on a smaller one, unless they are told, and the part of the GPU
+# that their states take at most then.
+LARGE_SEQUENCES, SEQUENCES, STATES_PART = 1024, 256, 4
 # Of one value of an adapter on a GPU.
 ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
@@ -59,6 +63,7 @@ class Fit:
     kv_gib: float = 0.0
     workspace_gib: float = 0.0
     adapters_gib: float = 0.0
+    states_gib: float = 0.0
     required_gib: float = 0.0
     gpu_gib: float = 0.0
     usable: float = UTILIZATION
@@ -155,15 +160,18 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
     # Of a layer's adapters a rank may hold one matrix of each pair whole: no less is counted than there is.
     adapters *= layers / model.layers if model.layers else 1.0
-    taken = weights + kv + workspace + adapters
+    sequences = service.runtime.max_concurrency or _sequences(model, gpu)
+    states = sequences * model.state_bytes / GIB
+    taken = weights + kv + workspace + adapters + states
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
     known = Fit(
-        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(adapters, 2),
+        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(adapters, 2), round(states, 2),
         round(required, 1), round(gpu.gib, 1),
         round(usable, 3), context, certain,
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
+    slots += f" + states of {sequences} sequences {states:.2f}" if states else ""
     gpus, engines = service.parallelism.all_ranks, service.parallelism.data
     each = f"on each of {gpus} GPUs " if gpus > 1 else ""
     each += f"of {service.resources.nodes} nodes " if service.resources.spans_nodes else ""
@@ -173,11 +181,18 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
     if required > gpu.gib:
-        return replace(known, verdict="TooLarge", message=f"The model does not fit: {sums}. {_ADVICE}.")
+        advice = f"Lower runtime.maxConcurrency, or: {_ADVICE}" if states else _ADVICE
+        return replace(known, verdict="TooLarge", message=f"The model does not fit: {sums}. {advice}.")
     if not kv:
         text = f"The weights alone fit, but the model's shape is not known: {sums}."
         return replace(known, verdict="Unknown", message=text)
     return replace(known, message=f"The model fits: {sums}.")
+
+
+def _sequences(model: FetchedModel, gpu: Gpu) -> int:
+    """How many run at a time where nobody says it: a power of two whose states take no more than a part of the GPU."""
+    room = max(int(gpu.gib * GIB) // STATES_PART // max(model.state_bytes, 1), 1)
+    return min(LARGE_SEQUENCES if gpu.gib >= LARGE_GIB else SEQUENCES, 1 << room.bit_length() - 1)
 
 
 def _share(said: Mapping[str, str]) -> float:

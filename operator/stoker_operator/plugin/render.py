@@ -22,7 +22,7 @@ from stoker_operator.plan.actions import Apply
 from stoker_operator.plan.plan import make_plan
 from stoker_operator.plugin.errors import PluginError
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService, model_status
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 _NOW = datetime(2000, 1, 1, tzinfo=UTC)
@@ -71,16 +71,4 @@ def _live(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fetched(service: InferenceService, model: FetchedModel) -> dict[str, Any]:
     """The status after a prefetch that brought this model."""
-    shape = {
-        "layers": model.layers, "kvHeads": model.kv_heads, "headDim": model.head_dim, "maxContext": model.max_context,
-    }  # fmt: skip
-    known = {
-        "source": manifests.source_id(service, NO_UID),
-        "resolvedRevision": model.resolved_revision,
-        "digest": model.digest,
-        "bytes": model.bytes,
-        "path": model.path,
-        "serve": model.serve,
-        "shape": shape,
-    }
-    return {"model": known}
+    return {"model": model_status(model, manifests.source_id(service, NO_UID))}

@@ -159,6 +159,7 @@ class FetchedModel:
 
     `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell, and so is `lora_line`, the
     values that one rank of an adapter takes. `window_layers` look back `window` tokens, beside others that see all.
+    `state_bytes`: what the states of one sequence take, in layers that have one.
     """
 
     resolved_revision: str
@@ -173,6 +174,7 @@ class FetchedModel:
     lora_line: int = 0
     window_layers: int = 0
     window: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,7 @@ def model_status(model: FetchedModel, source: str) -> dict[str, Any]:
         "loraLine": model.lora_line,
         "windowLayers": model.window_layers,
         "window": model.window,
+        "stateBytes": model.state_bytes,
     }
     return {
         "source": source,
@@ -388,7 +391,7 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
         return None
     shape = raw.get("shape")
     shape = shape if isinstance(shape, Mapping) else {}
-    names = ("layers", "kvHeads", "headDim", "maxContext", "loraLine", "windowLayers", "window")
+    names = ("layers", "kvHeads", "headDim", "maxContext", "loraLine", "windowLayers", "window", "stateBytes")
     numbers = [shape.get(key) for key in names]
     revision, digest, path, serve = (str(text) for text in texts)
     return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))

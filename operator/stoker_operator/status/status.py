@@ -118,6 +118,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "kvGiB": fit.kv_gib,
         "workspaceGiB": fit.workspace_gib,
         **({"adaptersGiB": fit.adapters_gib} if fit.adapters_gib else {}),
+        **({"statesGiB": fit.states_gib} if fit.states_gib else {}),
         "usable": fit.usable,
         "contextLength": fit.context,
         "requiredGiB": fit.required_gib,

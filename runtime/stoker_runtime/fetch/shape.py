@@ -19,11 +19,14 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
 
+# Bytes of a number in the types that GPUs are served in.
+HALF = 2
+
 
 def shape_of(path: Path) -> dict[str, int]:
     """{"layers", "kvHeads", "headDim", "maxContext"} of a published folder or GGUF file, and "loraLine", what one rank
-    of an adapter takes, where it can have adapters, and "windowLayers" and "window" where some layers look back no more
-    than that; {} when it does not say.
+    of an adapter takes, where it can have adapters, "windowLayers" and "window" where some layers look back no more
+    than that, and "stateBytes" where some have a state: what a sequence's take; {} when it does not say.
     """
     try:
         spec = build_spec(read_source(str(path)))
@@ -44,6 +47,8 @@ def _of_spec(spec: ModelSpec) -> dict[str, int]:
     width = spec.head_dim if spec.caches == 2 else -(-spec.head_dim // 2)
     near = [spec.windows[layer] for layer in spec.attending if spec.windows[layer]]
     mixed = {"windowLayers": len(near), "window": max(near)} if 0 < len(near) < len(spec.attending) else {}
+    if spec.recurrent is not None:
+        mixed["stateBytes"] = spec.recurrent.bytes_of_sequence(HALF)
     return {
         "layers": len(spec.attending),
         "kvHeads": spec.kv_heads,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from stoker_runtime.executor.resolve import (
     resolve,
     workspace_bytes,
 )
-from stoker_runtime.executor.state import state_bytes
+from stoker_runtime.executor.state import sequence_state_bytes, state_bytes
+from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.parallel.place import places
@@ -315,3 +317,39 @@ def test_several_gpus_are_checked_one_by_one(service: Build, tensor: int, pipeli
     assert fit.weights_gib == pytest.approx(14.185 / (tensor * pipeline), abs=0.06)
     assert fit.message.startswith(f"The model fits: on each of {tensor * pipeline} GPUs weights")
     assert fit.verdict == "Fits"
+
+
+@pytest.mark.parametrize("shape", ["nemotron-h-8b", "qwen3-next-80b-a3b@7"])
+@pytest.mark.parametrize("product", ["NVIDIA-L4", "NVIDIA-L40S", "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"])
+@pytest.mark.parametrize("told", [0, 11, 37])
+def test_states_are_in_the_sum_as_the_engine_holds_them(
+    service: Build, shape: str, product: str, told: int
+) -> None:
+    spec = build_spec(read_source(f"shape:{shape}"))
+    found = shape_of(Path(f"shape:{shape}"))
+    model = replace(
+        SEVEN_B, layers=found["layers"], kv_heads=found["kvHeads"], head_dim=found["headDim"], max_context=512,
+        state_bytes=found["stateBytes"],
+    )  # fmt: skip
+    runtime = {"maxConcurrency": told} if told else {}
+    asked = service(resources={"gpus": 1, "gpuProducts": [product]}, runtime=runtime)
+    fit, without = assess(asked, model), assess(asked, replace(model, state_bytes=0))
+    flags = ["--max-num-seqs", str(told)] if told else []
+    gib = gpu_memory_gib(product)
+    config = resolve(parse_serve(["m", *flags], {}).engine, spec, "cuda", int(gib * GIB))
+    held = config.max_num_seqs * sequence_state_bytes(config, spec) / GIB
+    assert fit is not None
+    assert without is not None
+    assert fit.states_gib == pytest.approx(held, abs=0.01)
+    assert fit.required_gib - without.required_gib == pytest.approx(held / 0.9, abs=0.11)
+    assert f"states of {config.max_num_seqs} sequences" in fit.message
+    assert "states of" not in without.message
+
+
+def test_what_does_not_fit_for_its_states_says_which_field_lowers_them(service: Build) -> None:
+    model = replace(SEVEN_B, max_context=512, state_bytes=100 << 20)
+    asked: dict[str, Any] = {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-H200"]}}
+    fit = assess(service(**asked, runtime={"maxConcurrency": 1300}), model)
+    assert fit is not None
+    assert (fit.verdict, fit.states_gib) == ("TooLarge", 126.95)
+    assert "Lower runtime.maxConcurrency" in fit.message

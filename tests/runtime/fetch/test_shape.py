@@ -100,3 +100,9 @@ def test_layers_that_look_back_a_window_are_told_beside_those_that_see_everythin
     spec = build_spec(read_source("shape:gpt-oss-20b"))
     assert (found["windowLayers"], found["window"]) == (sum(map(bool, spec.windows)), 128)
     assert "window" not in shape_of(Path("shape:llama-3.1-8b"))
+
+
+def test_states_of_a_sequence_are_told_where_layers_have_one() -> None:
+    # 24 layers of Mamba-2, 128 heads of 64 × 128 in fp32, and 3 × 10,240 of a convolution in 16 bits.
+    assert shape_of(Path("shape:nemotron-h-8b"))["stateBytes"] == 24 * (128 * 64 * 128 * 4 + 3 * 10240 * 2)
+    assert "stateBytes" not in shape_of(Path("shape:llama-3.1-8b"))
