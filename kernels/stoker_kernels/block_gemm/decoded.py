@@ -38,15 +38,12 @@ def refusal(x: Tensor, weight: BlockWeight) -> str | None:
     return missing or next((reason for each in weight.planes if (reason := sm90_rows.piece_refusal(each))), None)
 
 
-def part_rows(rows: int, columns: int, spans: int = 1, scratch_bytes: int = 0) -> int:
-    """Rows of each of `spans` that are decoded at a time: all, or equal parts in whole tiles.
-
-    `scratch_bytes` in place of SCRATCH_BYTES where they are given.
-    """
-    most, each = scratch_bytes or SCRATCH_BYTES, spans * columns * 2
-    if rows * each <= most:
+def part_rows(rows: int, columns: int, spans: int = 1) -> int:
+    """Rows of each of `spans` that are decoded at a time: all, or equal parts in whole tiles."""
+    each = spans * columns * 2
+    if rows * each <= SCRATCH_BYTES:
         return rows
-    tiles, at_once = -(-rows // TILE_ROWS), max(1, most // (each * TILE_ROWS))
+    tiles, at_once = -(-rows // TILE_ROWS), max(1, SCRATCH_BYTES // (each * TILE_ROWS))
     parts = -(-tiles // at_once)
     return -(-tiles // parts) * TILE_ROWS
 
@@ -66,14 +63,11 @@ def _register_all() -> None:
     ops()
 
 
-def linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor, *, scratch_bytes: int = 0) -> None:
-    """out = x · Wᵀ + bias, for operands that `refusal` accepts. Raises CubinMissing.
-
-    `scratch_bytes` as of `part_rows`.
-    """
+def linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
+    """out = x · Wᵀ + bias, for operands that `refusal` accepts. Raises CubinMissing."""
     _register_all()
     rows, columns = weight.out_features, weight.in_features
-    at_once = part_rows(rows, columns, scratch_bytes=scratch_bytes)
+    at_once = part_rows(rows, columns)
     scratch = torch.empty((at_once, columns), dtype=x.dtype, device=x.device)
     for first in range(0, rows, at_once):
         part = scratch[: min(at_once, rows - first)]

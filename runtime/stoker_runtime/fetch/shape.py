@@ -17,10 +17,8 @@ from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
-
-# Bytes of a number in the types that GPUs are served in.
-HALF = 2
 
 
 def shape_of(path: Path) -> dict[str, int]:
@@ -47,14 +45,15 @@ def _of_spec(spec: ModelSpec) -> dict[str, int]:
     width = spec.head_dim if spec.caches == 2 else -(-spec.head_dim // 2)
     near = [spec.windows[layer] for layer in spec.attending if spec.windows[layer]]
     mixed = {"windowLayers": len(near), "window": max(near)} if 0 < len(near) < len(spec.attending) else {}
-    if spec.recurrent is not None:
-        mixed["stateBytes"] = spec.recurrent.bytes_of_sequence(HALF)
+    # In the type that GPUs are served in.
+    states = {"stateBytes": spec.recurrent.bytes_of_sequence(ITEM_BYTES["bfloat16"])} if spec.recurrent else {}
     return {
         "layers": len(spec.attending),
         "kvHeads": spec.kv_heads,
         "headDim": width,
         "maxContext": spec.max_position,
         **mixed,
+        **states,
     }
 
 

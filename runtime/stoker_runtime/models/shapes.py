@@ -294,7 +294,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-
 def first_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
     """`config` of a model of its first `count` layers alone: their number, and lists and patterns of what each is.
 

@@ -5,16 +5,14 @@ The kernels run in `emulator/`; the dense product is the CPU's own.
 
 from __future__ import annotations
 
-import ctypes
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.kernels.block_gemm.test_blocks import by_definition
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
-from tests.kernels.emulator.blocks import BlockMachine, compile_blocks
+from tests.kernels.emulator.blocks import BlockMachine
 
 from stoker_kernels.block_gemm import decode_rows, decoded, plane_choose, plane_launch, sm90_few, sm90_rows
 from stoker_kernels.launch import cuda, dispatch, pdl
@@ -22,15 +20,9 @@ from stoker_kernels.quant import PLANE_KINDS, BlockWeight, LinearWeight
 from stoker_runtime.models.block_parts import PLANE_SCRATCH, PLANE_SUMS
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_blocks(Path(tmp_path_factory.mktemp("decoded")))
-
-
 @pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> BlockMachine:
-    machine = BlockMachine(library)
-    machine.install(monkeypatch)
+def machine(machine: BlockMachine, monkeypatch: pytest.MonkeyPatch) -> BlockMachine:
+    """A Hopper GPU to those who ask."""
     for module in (sm90_few, sm90_rows):
         monkeypatch.setattr(module, "sm_of", lambda _: 90)
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)

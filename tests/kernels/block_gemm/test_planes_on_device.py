@@ -138,7 +138,7 @@ def test_rows_decoded_in_cuda(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-def test_no_product_overtakes_the_rows_it_reads(device: torch.device) -> None:
+def test_no_product_overtakes_the_rows_it_reads(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain of dependent launches on one scratch: each product sees its own weight."""
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs sm_90")
@@ -152,13 +152,13 @@ def test_no_product_overtakes_the_rows_it_reads(device: torch.device) -> None:
         decode_rows(weight, dense[-1], first=0)
     x = torch.randn(random.randint(65, 256), 4096, device=device).bfloat16()
     multiply = dispatch.select("linear", device, torch.bfloat16)
-    scratch_bytes = 4096 * 4096 * 2 // random.choice([1, 2, 4])
+    monkeypatch.setattr(decoded, "SCRATCH_BYTES", 4096 * 4096 * 2 // random.choice([1, 2, 4]))
     enable_pdl(True)
     try:
         for _ in range(30):
             for weight, values in zip(weights, dense, strict=True):
                 out = torch.empty((len(x), weight.out_features), dtype=torch.bfloat16, device=device)
-                decoded.linear(x, weight, None, out, scratch_bytes=scratch_bytes)
+                decoded.linear(x, weight, None, out)
                 want = multiply(x, LinearWeight(values), bias=None, out=None)
                 # Another number of rows may take another tile, which sums in another order.
                 torch.testing.assert_close(out, want, rtol=2.0**-7, atol=1e-2)

@@ -5,31 +5,17 @@ In `emulator/`: every value, at random shapes, against what the gguf package dec
 
 from __future__ import annotations
 
-import ctypes
 import random
-from pathlib import Path
 
 import pytest
 import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
-from tests.kernels.emulator.blocks import BlockMachine, compile_blocks
+from tests.kernels.emulator.blocks import BlockMachine
 
 from stoker_kernels.block_gemm import sm90_few
 from stoker_kernels.block_gemm.sm90_few import FewTile
 from stoker_kernels.quant import PLANE_KINDS
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_blocks(Path(tmp_path_factory.mktemp("blocks")))
-
-
-@pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> BlockMachine:
-    machine = BlockMachine(library)
-    machine.install(monkeypatch)
-    return machine
 
 
 def product(machine: BlockMachine, name: str, m: int, rows: int, columns: int, split: int = 0) -> None:

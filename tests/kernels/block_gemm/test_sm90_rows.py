@@ -5,30 +5,16 @@ In `emulator/`: every bit, at random shapes, of what the gguf package decodes, r
 
 from __future__ import annotations
 
-import ctypes
 import random
-from pathlib import Path
 
 import pytest
 import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, columns_of, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes
-from tests.kernels.emulator.blocks import BlockMachine, compile_blocks
+from tests.kernels.emulator.blocks import BlockMachine
 
 from stoker_kernels.block_gemm import sm90_rows
 from stoker_kernels.quant import BLOCK_FORMATS, PLANE_KINDS
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_blocks(Path(tmp_path_factory.mktemp("rows")))
-
-
-@pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> BlockMachine:
-    machine = BlockMachine(library)
-    machine.install(monkeypatch)
-    return machine
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:

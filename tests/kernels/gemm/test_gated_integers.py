@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kernels.integer_gemm.test_integer_gemm import random_weight
 
-from stoker_kernels.gemm import gated_integers, table, tiles
+from stoker_kernels.gemm import gated, gated_integers, table, tiles
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import pdl
@@ -37,7 +37,9 @@ def test_what_was_dequantized_just_now_meets_a_plain_launch(
         return x @ weight.data.t()
 
     monkeypatch.setattr(tiles, "launch", launch)
-    monkeypatch.setattr(gated_integers, "linear", linear)
+    monkeypatch.setattr(tiles, "pdl_on", lambda _: pdl._enabled)
+    monkeypatch.setattr(gated, "linear", linear)
+    monkeypatch.setattr(gated, "select", lambda *_: gated.fused)
     object.__setattr__(weight, "layout", "pairs")
     pdl.enable_pdl(True)
     try:
