@@ -47,7 +47,7 @@ class Kernel:
 
 def cubin_path(stem: str, arch: str) -> Path:
     """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies: among those that came, else in the user's cache."""
-    came = aot_folder() / f"{stem}.{arch}.cubin"
+    came = aot_folder() / nvcc.cubin_name(stem, arch)
     return came if came.exists() else nvcc.cache() / came.name
 
 

@@ -1,8 +1,8 @@
 """Compiles csrc/*.cu to cubins ahead of time: `python -m stoker_kernels.launch.nvcc [--out FOLDER]`.
 
 Uses the nvcc of the PyPI wheels (extra `build`); needs no GPU and no CUDA toolkit.
-Invariants: one cubin per (source, architecture) of TARGETS; a cubin is written whole or not at all; one that is newer
-than every source is kept.
+Invariants: one cubin per (source, architecture) of TARGETS; a cubin is written whole or not at all; its name is that of
+the state of its sources, and one of another state is neither used nor kept.
 Does not know: how cubins are launched (`cuda`).
 """
 
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from stoker_kernels.launch.aot_index import aot_folder, cache_folder
 PACKAGE = Path(__file__).parents[1]
 # A source's name begins with what it is compiled for.
 ARCHES = {"sm90": "sm_90a"}
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 Report = Callable[[int, int, str], None]
 """(done, all, name of the last)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")
@@ -35,9 +37,30 @@ def sources() -> dict[str, Path]:
     return {path.stem: path for path in sorted(PACKAGE.glob("*/csrc/*.cu"))}
 
 
-def headers() -> list[Path]:
-    """Every header that a source may include."""
-    return sorted(PACKAGE.glob("*/csrc/*.cuh"))
+def read_by(stem: str) -> list[Path]:
+    """What is compiled into `stem`: its source, and the headers that it includes, or that these include."""
+    headers = {path.name: path for path in PACKAGE.glob("*/csrc/*.cuh")}
+    found = [sources()[stem]]
+    for path in found:  # grows while it is walked
+        named = (headers.get(name) for name in _INCLUDE.findall(path.read_text()))
+        found += dict.fromkeys(header for header in named if header is not None and header not in found)
+    return found
+
+
+def cubin_name(stem: str, arch: str) -> str:
+    """The file of csrc/`stem`.cu for `arch` ("sm_90a"), which names the state of all that is compiled into it.
+
+    So a cubin of other sources, whose kernels may take other arguments, is not found.
+    """
+    return f"{stem}.{arch}.{_digest(PACKAGE, stem)}.cubin"
+
+
+@functools.cache
+def _digest(package: Path, stem: str) -> str:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in read_by(stem):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def targets() -> dict[str, str]:
@@ -67,7 +90,7 @@ def compile_cubin(stem: str, arch: str, out: Path) -> str:
     Raises RuntimeError with the compiler's errors.
     """
     root = toolkit()
-    target = out / f"{stem}.{arch}.cubin"
+    target = out / cubin_name(stem, arch)
     partial = target.with_suffix(f".{os.getpid()}.partial")
     command = [str(root / "bin" / "nvcc"), f"-arch={arch}", *FLAGS, f"-I{root / 'include'}",
                f"-I{PACKAGE / 'launch' / 'csrc'}", "-o", str(partial), str(sources()[stem])]
@@ -75,20 +98,15 @@ def compile_cubin(stem: str, arch: str, out: Path) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"nvcc failed for {stem} on {arch}:\n{done.stdout}{done.stderr}")
     os.replace(partial, target)
+    for other in {*out.glob(f"{stem}.{arch}.*cubin")} - {target}:
+        other.unlink(missing_ok=True)
     return (done.stdout + done.stderr).strip()
 
 
-def stale(stem: str, arch: str, out: Path) -> bool:
-    """Whether a source is newer than the cubin, or there is none."""
-    target = out / f"{stem}.{arch}.cubin"
-    read = [sources()[stem], *headers()]
-    return not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in read)
-
-
 def build(out: Path, jobs: int, report: Report = lambda *_: None) -> list[str]:
-    """Compile everything stale into `out`; returns one line per cubin. `report` hears of each that is done."""
+    """Compile what `out` lacks; returns one line per cubin. `report` hears of each that is done."""
     out.mkdir(parents=True, exist_ok=True)
-    wanted = [(stem, arch) for stem, arch in targets().items() if stale(stem, arch, out)]
+    wanted = [(stem, arch) for stem, arch in targets().items() if not (out / cubin_name(stem, arch)).exists()]
     lines = []
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(compile_cubin, stem, arch, out): f"{stem} {arch}" for stem, arch in wanted}
@@ -101,9 +119,7 @@ def build(out: Path, jobs: int, report: Report = lambda *_: None) -> list[str]:
 @functools.cache
 def cache() -> Path:
     """Where cubins built at a start are kept: in the user's cache, a folder for each state of the sources."""
-    digest = hashlib.sha256()
-    for path in (*sources().values(), *headers()):
-        digest.update(path.name.encode() + path.read_bytes())
+    digest = hashlib.sha256("".join(cubin_name(*target) for target in targets().items()).encode())
     return cache_folder() / f"cuda-{digest.hexdigest()[:12]}"
 
 
@@ -111,7 +127,7 @@ def missing(sm: int) -> list[str]:
     """The sources for an SM of which there is no cubin, neither one that came nor one in the cache."""
     of_sm = {stem: arch for stem, arch in targets().items() if arch.rstrip("a") == f"sm_{sm}"}
     folders = (aot_folder(), cache())
-    return [stem for stem, arch in of_sm.items() if not any((at / f"{stem}.{arch}.cubin").exists() for at in folders)]
+    return [stem for stem, arch in of_sm.items() if not any((at / cubin_name(stem, arch)).exists() for at in folders)]
 
 
 def main() -> int:

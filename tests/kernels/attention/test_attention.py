@@ -19,7 +19,7 @@ from stoker_kernels.attention import (
     plan_attention,
 )
 from stoker_kernels.attention.cpu_attention import attend_rows
-from stoker_kernels.launch import cc, cuda, dispatch
+from stoker_kernels.launch import cc, cuda, dispatch, nvcc
 from stoker_kernels.launch.dispatch import KernelUnavailable, select
 
 ROWS = [(1, 5), (1, 0), (1, 40), (7, 7), (20, 50), (0, 0)]
@@ -156,7 +156,8 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
         ),
         (
             (9, 0), False, BF16, 128,
-            "triton; no sm90_decode: sm90_decode.sm_90a.cubin is not built: run python -m stoker_kernels.launch.nvcc",
+            f"triton; no sm90_decode: {nvcc.cubin_name('sm90_decode', 'sm_90a')} is not built: "
+            "run python -m stoker_kernels.launch.nvcc",
         ),
     ],
 )  # fmt: skip
@@ -170,7 +171,7 @@ def test_the_start_log_names_the_kernels_behind_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for stem in ("sm90_decode", "sm90_mixed", "sm90_prefill") if built else ():
-        (tmp_path / f"{stem}.sm_90a.cubin").touch()
+        (tmp_path / nvcc.cubin_name(stem, "sm_90a")).touch()
     monkeypatch.setattr(cuda, "aot_folder", lambda: tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(dispatch, "_sms", {})

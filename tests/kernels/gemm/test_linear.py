@@ -5,7 +5,7 @@ import torch
 
 from stoker_kernels.gemm import linear
 from stoker_kernels.gemm.reference import linear_fp64
-from stoker_kernels.launch import dispatch
+from stoker_kernels.launch import dispatch, nvcc
 from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_kernels.quant import FP8, LinearWeight, WeightKind, quantize_fp8, quantize_weight
 
@@ -80,7 +80,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     for element in ("bf16", "e4m3"):
         for family in ("cluster", "multicast", "wide"):
-            (tmp_path / f"sm90_{element}_gemm_{family}.sm_90a.cubin").touch()
+            (tmp_path / nvcc.cubin_name(f"sm90_{element}_gemm_{family}", "sm_90a")).touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
     assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}

@@ -1,4 +1,6 @@
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,11 +34,9 @@ def test_every_source_is_a_target() -> None:
 @pytest.mark.parametrize("stem", ["sm90_bf16_gemm_cluster", "sm90_e4m3_gemm_multicast"])
 def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
     arch = nvcc.targets()[stem]
-    assert nvcc.stale(stem, arch, tmp_path)
     remarks = nvcc.compile_cubin(stem, arch, tmp_path)
     assert "serialized" not in remarks
-    assert not nvcc.stale(stem, arch, tmp_path)
-    names = function_names(tmp_path / f"{stem}.{arch}.cubin")
+    names = function_names(tmp_path / nvcc.cubin_name(stem, arch))
     fp8 = "e4m3" in stem
     own = (table.own_tile(fp8, n, k, t)
            for n, k in (table.E4M3 if fp8 else table.BF16) for t in TOKEN_TILES)  # fmt: skip
@@ -62,6 +62,50 @@ def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(RuntimeError, match="undeclared"):
         nvcc.compile_cubin("broken", "sm_80", tmp_path)
     assert list(tmp_path.glob("*.cubin")) == []
+
+
+@pytest.fixture
+def two_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of two sources, of which `sm90_a` reads common.cuh by way of own.cuh."""
+    folder = tmp_path / "package" / "an_op" / "csrc"
+    folder.mkdir(parents=True)
+    (folder / "common.cuh").write_text("// common\n")
+    (folder / "own.cuh").write_text('#pragma once\n#include "common.cuh"\n#include <cuda.h>\n')
+    (folder / "sm90_a.cu").write_text('#include "own.cuh"\n')
+    (folder / "sm90_b.cu").write_text("// alone\n")
+    monkeypatch.setattr(nvcc, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(nvcc, "toolkit", lambda: Path())
+    nvcc._digest.cache_clear()
+    return folder
+
+
+def test_a_cubin_of_other_sources_is_not_found_and_does_not_stay(
+    two_sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the files' times say: a copied tree has others."""
+    compiled: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        Path(command[command.index("-o") + 1]).write_text("cubin")
+        compiled.append(Path(command[-1]).stem)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(nvcc, "aot_folder", lambda: tmp_path / "aot")
+    monkeypatch.setattr(nvcc, "cache", lambda: tmp_path / "cache")
+    nvcc.build(tmp_path / "aot", 1)
+    before = {path.name for path in (tmp_path / "aot").iterdir()}
+    assert nvcc.missing(90) == []
+    assert sorted(compiled) == ["sm90_a", "sm90_b"]
+    (two_sources / "common.cuh").write_text("// another argument\n")
+    os.utime(two_sources / "common.cuh", (0, 0))
+    nvcc._digest.cache_clear()
+    assert nvcc.missing(90) == ["sm90_a"]
+    nvcc.build(tmp_path / "aot", 1)
+    after = {path.name for path in (tmp_path / "aot").iterdir()}
+    assert compiled[2:] == ["sm90_a"]
+    assert len(after) == 2
+    assert {name.split(".")[0] for name in before & after} == {"sm90_b"}
 
 
 def function_names(cubin: Path) -> set[str]:

@@ -57,7 +57,7 @@ def test_with_nvcc_they_are_built_into_the_cache_once(hopper: Path, monkeypatch:
 
     def compile_cubin(stem: str, arch: str, out: Path) -> str:
         built.append(stem)
-        (out / f"{stem}.{arch}.cubin").touch()
+        (out / nvcc.cubin_name(stem, arch)).touch()
         return ""
 
     monkeypatch.setattr(nvcc, "toolkit", lambda: Path())
