@@ -165,7 +165,7 @@ class Cut:
         if self._place.tensors > 1 and len(names) < len(row_pieces(self.whole, self._place, parameter)):
             raise ConfigError(
                 f"enable_lora cannot go with tensor_parallel_size {self._place.tensors} for {self.whole.architecture}: "
-                f"an adapter's {names[0].removesuffix('.weight')} is several matrices in one, of which no part is taken; "
+                f"an adapter's {names[0].removesuffix('.weight')} is several matrices in one, and is not cut; "
                 "leave --enable-lora or --tensor-parallel-size out.",
                 param="enable_lora",
             )
