@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 
@@ -103,3 +104,22 @@ def _block(x: Tensor, widths: Sequence[int], gate: Tensor | None) -> int:
 
 def _warps(block: int) -> int:
     return max(1, min(8, block // 256))
+
+
+def _register(block: int, *, gated: bool) -> None:
+    """Of bf16: one span beside a gate (a part of Mamba-2's groups), or two in place (query and key heads)."""
+    strides = dict.fromkeys(("first_width", "second_width", "x_stride"), I32_DIVISIBLE)
+    strides["gate_stride"] = I32_DIVISIBLE if gated else I32
+    given = {"x": f"*{BF16}", "means": f"*{FP32}"} | ({"gate": f"*{BF16}"} if gated else {})
+    fixed: dict[str, object] = {"BLOCK": block} | ({} if gated else {"gate": None})
+    options, compact = {"num_warps": _warps(block)}, block == 1024
+    register_aot(mean_squares_kernel, given | strides, [fixed], options=options, compact=compact)
+    given |= {"first": f"*{BF16}", "out": f"*{BF16}"} | ({} if gated else {"second": f"*{BF16}"})
+    given |= strides | {"out_stride": I32_DIVISIBLE, "eps": FP32}
+    others = fixed | ({"second": None} if gated else {})
+    register_aot(rms_norm_by_kernel, given, [others], options=options, compact=compact)
+
+
+for _block in (512 << power for power in range(4)):
+    _register(_block, gated=True)
+    _register(_block, gated=False)

@@ -1,5 +1,5 @@
-"""States of sequences over ranks: slots that change hands, preemption, choices of one prompt, sleep; and stages of which
-one has no layer with a state, or none that attends.
+"""States of sequences over ranks: slots that change hands, preemption, choices of one prompt, sleep; and stages of
+which one has no layer with a state, or none that attends.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def test_choices_of_one_prompt_have_states_of_their_own_on_every_rank(
 @pytest.mark.parametrize(
     ("name", "changes", "stages", "mixers"),
     [
-        ("mamba", {"hybrid_override_pattern": "MM-*-*"}, 2, [[Mixer.MAMBA2, Mixer.NONE], [Mixer.ATTENTION, Mixer.NONE]]),
+        (
+            "mamba", {"hybrid_override_pattern": "MM-*-*"}, 2,
+            [[Mixer.MAMBA2, Mixer.NONE], [Mixer.ATTENTION, Mixer.NONE]],
+        ),
         ("mamba", {"hybrid_override_pattern": "-M*"}, 3, [[Mixer.NONE], [Mixer.MAMBA2], [Mixer.ATTENTION]]),
         (
             "delta",
