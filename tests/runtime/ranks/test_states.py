@@ -65,6 +65,15 @@ def test_crowding_preemption_and_sleep_change_no_token(
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_random_weights_of_a_shape_are_those_of_one_rank(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    model = f"shape:{save(name, tmp_path)}"
+    prompts, params = asked(131)
+    whole = alone(model, prompts, params)
+    with ranks(model, **CROWDED, tensor_parallel_size=2, pipeline_parallel_size=2) as llm:
+        assert llm.generate_tokens(prompts, params) == whole
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_choices_of_one_prompt_have_states_of_their_own_on_every_rank(
     name: str, ranks: Ranks, tmp_path: Path
 ) -> None:
