@@ -1,4 +1,4 @@
-"""RMS norm (plain, with the residual, with FP8 quantization, of columns, beside a gate) and layer norm.
+"""RMS norm (plain, with the residual, with FP8 quantization, of columns, beside a gate, in parts) and layer norm.
 
 Must never know: where in a layer it stands. A new norm: a function in `op.py`, `reference.py` and a `triton_*.py`.
 """
@@ -13,6 +13,7 @@ from stoker_kernels.norm.op import (
     rms_norm_columns,
     rms_norm_quant,
 )
+from stoker_kernels.norm.parted import mean_squares, rms_norm_by
 
 __all__ = [
     "add_layer_norm",
@@ -21,7 +22,9 @@ __all__ = [
     "add_rms_norm_quant",
     "gated_rms_norm",
     "layer_norm",
+    "mean_squares",
     "rms_norm",
+    "rms_norm_by",
     "rms_norm_columns",
     "rms_norm_quant",
 ]

@@ -7,6 +7,8 @@ Knows nothing of dispatch or of any GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -122,3 +124,28 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group
     normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
     result = (normed * weight.float().view(-1, group)).flatten(1)
     return deliver(result if gate_first else result * open_by, x.dtype, None)
+
+
+def mean_squares(x: Tensor, widths: Sequence[int], *, gate: Tensor | None = None) -> Tensor:
+    """The definition of `parted.mean_squares`."""
+    spans = _opened(x, gate)[:, : sum(widths)].split(list(widths), dim=1)
+    return torch.stack([span.square().mean(1) for span in spans], dim=1)
+
+
+def rms_norm_by(
+    x: Tensor, weights: Sequence[Tensor], means: Tensor, eps: float, *, gate: Tensor | None = None
+) -> Tensor:
+    """The definition of `parted.rms_norm_by`."""
+    widths = [len(weight) for weight in weights]
+    spans = _opened(x, gate)[:, : sum(widths)].split(widths, dim=1)
+    roots = torch.rsqrt(means + eps).split(1, dim=1)
+    parts = zip(spans, weights, roots, strict=True)
+    normed = torch.cat([span * root * weight.float() for span, weight, root in parts], dim=1).to(x.dtype)
+    if gate is not None:
+        return normed
+    x[:, : sum(widths)] = normed
+    return x
+
+
+def _opened(x: Tensor, gate: Tensor | None) -> Tensor:
+    return x.float() if gate is None else x.float() * functional.silu(gate.float())

@@ -26,6 +26,8 @@ def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:
 
     `source [P,R,W]` and `target [P',R,W]` are words (int64, or uint8 where a row is no multiple of 8 bytes) with
     W contiguous and the other strides multiples of W; `pairs [n,2]` int32, contiguous, on the same device. No page may
-    be written twice, or be read and written in one call.
+    be written twice, or be read and written in one call. Pages of nothing, R = 0, are as they were.
     """
+    if source.shape[1] == 0:
+        return
     select("copy_pages", source.device, source.dtype)(source, target, pairs)

@@ -160,8 +160,10 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
     # Of a layer's adapters a rank may hold one matrix of each pair whole: no less is counted than there is.
     adapters *= layers / model.layers if model.layers else 1.0
-    sequences = service.runtime.max_concurrency or _sequences(model, gpu)
-    states = sequences * model.state_bytes / GIB
+    # Heads with a state, and layers that have them, are shared as weights are.
+    state_bytes = -(-model.state_bytes // service.parallelism.ranks)
+    sequences = service.runtime.max_concurrency or _sequences(state_bytes, gpu)
+    states = sequences * state_bytes / GIB
     taken = weights + kv + workspace + adapters + states
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
@@ -189,9 +191,9 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     return replace(known, message=f"The model fits: {sums}.")
 
 
-def _sequences(model: FetchedModel, gpu: Gpu) -> int:
+def _sequences(state_bytes: int, gpu: Gpu) -> int:
     """How many run at a time where nobody says it: a power of two whose states take no more than a part of the GPU."""
-    room = max(int(gpu.gib * GIB) // STATES_PART // max(model.state_bytes, 1), 1)
+    room = max(int(gpu.gib * GIB) // STATES_PART // max(state_bytes, 1), 1)
     return min(LARGE_SEQUENCES if gpu.gib >= LARGE_GIB else SEQUENCES, 1 << room.bit_length() - 1)
 
 

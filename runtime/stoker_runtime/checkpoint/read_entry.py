@@ -8,6 +8,7 @@ Knows nothing of numbers.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,34 +22,47 @@ TOGETHER_BYTES = 1024 * 1024
 
 
 def read_entry(descriptor: int, entry: TensorEntry, start: int, view: memoryview) -> None:
-    """Fill `view` with the entry's bytes from `start` on, the runs of one with a stride end to end.
+    """Fill `view` with the entry's bytes from `start` on, the runs of a window end to end.
 
     `descriptor` is of the entry's file. Raises ModelError if it ends before `view` is full.
     """
-    if not entry.stride:
+    if not entry.runs:
         fill(descriptor, entry.file, entry.offset + start, view)
         return
-    run, done = entry.run, 0
+    turn, done = entry.turn, 0
     while done < len(view):
-        row, within = divmod(start + done, run)
-        whole = 0 if within else min((len(view) - done) // run, TOGETHER_BYTES // entry.stride)
-        if whole > 1 and entry.stride - run <= SMALL_GAP:
-            _together(descriptor, entry, row, whole, view[done : done + whole * run])
-            done += whole * run
+        row, within = divmod(start + done, turn)
+        together = entry.stride and not within and entry.stride - turn <= SMALL_GAP
+        whole = min((len(view) - done) // turn, TOGETHER_BYTES // entry.stride) if together else 0
+        if whole > 1:
+            _together(descriptor, entry, row, whole, view[done : done + whole * turn])
+            done += whole * turn
             continue
-        count = min(run - within, len(view) - done)
-        fill(descriptor, entry.file, entry.offset + row * entry.stride + within, view[done : done + count])
-        done += count
+        for distance, count in _rest(entry.runs, within):
+            count = min(count, len(view) - done)
+            fill(descriptor, entry.file, entry.offset + row * entry.stride + distance, view[done : done + count])
+            done += count
+
+
+def _rest(runs: tuple[tuple[int, int], ...], skipped: int) -> Iterator[tuple[int, int]]:
+    """The runs without their first `skipped` bytes."""
+    for distance, count in runs:
+        if skipped < count:
+            yield distance + skipped, count - skipped
+        skipped = max(skipped - count, 0)
 
 
 def _together(descriptor: int, entry: TensorEntry, row: int, count: int, view: memoryview) -> None:
-    """`count` whole runs, read with their gaps."""
-    run, stride = entry.run, entry.stride
+    """`count` whole turns, read with their gaps."""
+    turn, stride = entry.turn, entry.stride
     read = np.empty(count * stride, dtype=np.uint8)
     # Behind the last run the file may end.
-    span = (count - 1) * stride + run
+    span = (count - 1) * stride + max(distance + length for distance, length in entry.runs)
     fill(descriptor, entry.file, entry.offset + row * stride, read.data[:span])
-    np.frombuffer(view, dtype=np.uint8).reshape(count, run)[:] = read.reshape(count, stride)[:, :run]
+    found, at = np.frombuffer(view, dtype=np.uint8).reshape(count, turn), 0
+    for distance, length in entry.runs:
+        found[:, at : at + length] = read.reshape(count, stride)[:, distance : distance + length]
+        at += length
 
 
 def fill(descriptor: int, path: Path, offset: int, view: memoryview) -> None:

@@ -67,7 +67,8 @@ def kept_by_layer(
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros. On the CPU untouched pages stay unbacked, so an arena costs memory only as sequences fill it."""
-    if device.type != "cpu":
+    # numpy gives what is empty other strides than torch views.
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)

@@ -18,6 +18,7 @@ Knows nothing of sequences, keys or why a page moves.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -147,7 +148,7 @@ def by_page(arena: torch.Tensor) -> torch.Tensor:
     """
     layers, caches, pages = arena.shape[:3]
     words = arena.view(torch.int64 if arena.shape[-1] * arena.itemsize % 8 == 0 else torch.uint8)
-    return words.view(layers * caches, pages, -1).transpose(0, 1)
+    return words.view(layers * caches, pages, math.prod(words.shape[3:])).transpose(0, 1)
 
 
 def upload(pairs: Moves, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
-from stoker_runtime.executor.windows.layout import kv_layout
+from stoker_runtime.executor.windows.layout import kv_layout, pages_in
 from stoker_runtime.models.block_parts import scratch_bytes
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
@@ -370,7 +370,7 @@ def plan_memory(
         f"{weights / GIB:.2f} GiB of weights, {plan.overhead / GIB:.2f} GiB of workspace and "
         f"{memory.used / GIB:.2f} GiB that were in use"
     )
-    wanted = config.num_gpu_blocks or room // page
+    wanted = config.num_gpu_blocks or pages_in(room, page)
     if wanted * page > room and config.device != "cpu":
         raise ConfigError(
             f"num_gpu_blocks is {wanted} ({wanted * page / GIB:.2f} GiB of KV), but {max(room, 0) / GIB:.2f} GiB "

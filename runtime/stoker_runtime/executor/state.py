@@ -149,8 +149,6 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
         (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
          "states are not moved to the host, and preempted sequences are computed again"),
         (config.publishes_kv_events, "kv_events_config", "nothing of a prompt is cached for others"),
-        (config.ranks > 1, "tensor_parallel_size" if config.tensor_parallel_size > 1 else "pipeline_parallel_size",
-         "layers with a state are not cut into ranks yet"),
     )  # fmt: skip
     for given, name, why in clashes:
         if given:

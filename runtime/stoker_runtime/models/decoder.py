@@ -162,6 +162,11 @@ class Decoder:
 
         `adapters` are those of the rows of `hidden`, planned in `rows`.
         """
+        logits = self._scores(hidden, out, adapters)
+        return logits if self._unused is None else logits.index_fill_(1, self._unused, -math.inf)
+
+    def _scores(self, hidden: Tensor, out: Tensor | None, adapters: AdapterInputs | None) -> Tensor:
+        """`logits` of all tokens, of those too that are never written."""
         spec = self.spec
         head, bias = self.weights.head, self.weights.head_bias
         if adapters is None:
@@ -170,13 +175,11 @@ class Decoder:
             logits = adapters.beyond_attention.linear(hidden, head, bias, "head", out)
         if spec.logit_scale != 1.0 or spec.logit_softcap:
             logits = scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
-        return logits if self._unused is None else logits.index_fill_(1, self._unused, -math.inf)
+        return logits
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
         stream = self._embedded(inputs)
-        if inputs.adapters is not None:
-            inputs.adapters.add_embedding(stream, inputs.ids)
         if self.weights.embed_norm is None:
             return stream
         return layer_norm(stream, self.weights.embed_norm, self.weights.embed_norm_bias, self.spec.eps)
@@ -187,20 +190,29 @@ class Decoder:
         return block_rows(ids, table, self.dtype) if isinstance(table, BlockWeight) else embed(ids, table)
 
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Tokens' rows of the embedding, at their positions where these are learned, and what adapters add."""
         placed, table = self.weights.positions, self.weights.embed
         if isinstance(table, BlockWeight):
-            return block_rows(inputs.ids, table, self.dtype)
-        return embed(
-            inputs.ids,
-            table,
-            scale=self._embedding_multiplier,
-            positions=None if placed is None else inputs.positions,
-            position_table=placed,
-        )
+            stream = block_rows(inputs.ids, table, self.dtype)
+        else:
+            positions = None if placed is None else inputs.positions
+            scale = self._embedding_multiplier
+            stream = embed(inputs.ids, table, scale=scale, positions=positions, position_table=placed)
+        if inputs.adapters is not None:
+            inputs.adapters.add_embedding(stream, inputs.ids)
+        return stream
 
     def _whole(self, part: Tensor) -> Tensor:
         """What the stream is given, of a layer's part of heads or units: with one rank the part is the whole."""
         return part
+
+    def _of_all(self, means: Tensor, sharing: int) -> Tensor:
+        """Mean squares `[T, spans]` fp32 of a part → of all parts, with `sharing` ranks; one rank has the whole."""
+        return means
+
+    def _norm_together(self, qkv: Tensor, weights: tuple[Tensor, Tensor]) -> None:
+        """Norm all query heads of `qkv` together, in place, and so all key heads."""
+        rms_norm_columns(qkv, weights, self.spec.eps)
 
     def _leave(self, update: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
         """What comes of the last layer: hidden states after the final norm."""
@@ -225,7 +237,7 @@ class Decoder:
         projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
         if layer.state is not None:
             gates = None if layer.state.gates is None else self._linear(hidden, layer.state.gates, None)
-            return pass_states(self.spec, layer.state, projected, gates, inputs.attention, kept)
+            return pass_states(self.spec, layer.state, projected, gates, inputs.attention, kept, self._of_all)
         return self._attend(index, projected, inputs, kept)
 
     def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:
@@ -243,7 +255,7 @@ class Decoder:
         k_scale, v_scale = self._cache_scales(index, k_cache)
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
-            rms_norm_columns(qkv, (q_norm, k_norm), spec.eps)
+            self._norm_together(qkv, (q_norm, k_norm))
             q_norm = k_norm = None
         query = qk_norm_rope_kv_write(
             qkv,
@@ -358,7 +370,7 @@ def _pattern(spec: ModelSpec, layer: int) -> BlockPattern | None:
     """Which blocks of keys a layer's queries see, unless all."""
     if (sparse := spec.sparse) is None or layer not in sparse.layers:
         return None
-    return BlockPattern(sparse.block, sparse.local, sparse.stride, sparse.step)
+    return BlockPattern(sparse.block, sparse.local, sparse.stride, sparse.step, sparse.first_head)
 
 
 def _rows(hidden: Tensor | Quantized, rows: Tensor) -> Tensor | Quantized:

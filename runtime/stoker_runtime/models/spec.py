@@ -246,7 +246,8 @@ class ModelSpec:
         adds_bias = self.part is None or self.part.tensor == 0
         dense = not self.is_sparse(layer) and fed
         latents = self.latent.rows(self.heads) if self.latent and attends else ()
-        states = self.recurrent.rows(self.hidden) if self.recurrent and self.recurrent.kind is mixer else ()
+        holds = self.recurrent is not None and self.recurrent.kind is mixer
+        states = self.recurrent.rows(self.hidden, adds_bias=adds_bias) if self.recurrent and holds else ()
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
             ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),

@@ -110,6 +110,8 @@ class Collectives:
         """Make every kind of exchange once, so that none of them is made for the first time under load."""
         state = torch.zeros((1, hidden), dtype=dtype, device=self._device)
         self.sum(state)
+        # Means of norms are in fp32, for which NCCL has a kernel of its own.
+        self.sum(torch.zeros((1, 1), dtype=torch.float32, device=self._device))
         if self.place.tensors > 1:
             dist.all_reduce(state, group=self._tensors)  # of what is too large for `sum`'s other way
         if not self.place.is_first:

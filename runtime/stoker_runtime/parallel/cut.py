@@ -1,6 +1,6 @@
 """A rank's slices of a checkpoint: each tensor's entry becomes that of the rows and columns which are the rank's.
 
-A slice of rows lies in one piece; one of columns is a window in each row (`TensorEntry.stride`). In GGUF a row is a
+A slice of rows is some runs of bytes (`TensorEntry.runs`); one of columns is a window in each row. In GGUF a row is a
 row of blocks, of which those are read that hold a wanted number.
 
 Invariants: the whole checkpoint was checked before against the whole model. What comes out has the names and shapes of
@@ -10,7 +10,7 @@ Knows nothing of devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,39 +18,39 @@ from torch import Tensor
 
 from stoker_runtime.checkpoint.gguf_header import BLOCK_SIZES
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.parameter import Parameter
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.file_rows import Rows, file_rows, merged
 from stoker_runtime.parallel.mixture import cut_stacked, stacked_axis
 from stoker_runtime.parallel.place import Place
-from stoker_runtime.parallel.split import (
+from stoker_runtime.parallel.split import layer_of, split_spec, whole_name
+from stoker_runtime.parallel.windows import (
     OF_EXPERTS,
     SPLITS,
+    column_window,
     field_of,
     kv_heads,
-    layer_of,
     piece_window,
-    pieces_of,
-    split_spec,
-    whole_name,
+    row_pieces,
 )
 from stoker_runtime.weights.routing import (
     GGUF_LAYERS,
     Vocabulary,
     as_laid_out,
-    piece_rows,
     stored_form,
     tensor_names,
     widening_halves,
 )
 
-# Which dimension of a [n, k] weight each dimension of a tensor beside it follows, by the tensor's last name: of a
-# weight itself, of scales, of integers in words, of their groups. Others, as input scales, are the same on every rank.
+# Which dimension of a [n, k] weight each dimension of a tensor beside it follows, by the tensor's last name: of scales,
+# of integers in words, of their groups. Others, as input scales, are the same on every rank.
 AXES = {
-    "weight": "nk", "bias": "n", "weight_scale": "nk", "weight_scale_inv": "nk",
+    "weight": "nk", "weight_scale": "nk", "weight_scale_inv": "nk",
     "qweight": "kn", "qzeros": "kn", "scales": "kn", "g_idx": "k",
-    "sinks": "n", "weight_packed": "nk", "weight_zero_point": "nk", "weight_g_idx": "k",
+    "weight_packed": "nk", "weight_zero_point": "nk", "weight_g_idx": "k",
 }  # fmt: skip
 
 Entries = Mapping[str, TensorEntry]
@@ -86,16 +86,37 @@ class Cut:
                 stored = as_laid_out(self.spec, parameter.name, stored, own, self.whole.moe.ffn)
                 found |= self._stacked(names[0], own, field_of(parameter.name), stored)
                 continue
-            sizes = piece_rows(self.whole, whole, len(tensor_names(self.whole, whole.name, vocabulary)))
-            for piece, name in enumerate(names):
+            if stored is Stored.BY_HEAD:
+                found |= self._by_head(whole, names[0], own)
+                continue
+            turned = stored is Stored.COLUMNS
+            for name, rows in self._file_rows(parameter.name, whole, names, vocabulary, own).items():
                 module, _, suffix = name.rpartition(".")
                 for last, entry in modules.get(module, {}).items():
                     # A bias is a parameter of its own; the one of a quantized linear may be a row of zeros.
                     if last == suffix or (suffix == "weight" and last != "bias"):
-                        window = piece_window(self.whole, self._place, whole, piece)
-                        shape = (sizes[piece], *whole.shape[1:])
-                        found[entry.name] = window_of(entry, last, shape, window)
+                        own_axes = "kn" if turned and len(entry.shape) > 1 else "nk"
+                        axes = own_axes if last == suffix else AXES.get(last, "")
+                        columns = column_window(self.whole, self._place, whole)
+                        found[entry.name] = window_of(entry, axes, whole.shape, rows, columns)
         return found
+
+    def _file_rows(
+        self, name: str, whole: Parameter, names: tuple[str, ...], vocabulary: Vocabulary, own: Entries
+    ) -> dict[str, Rows]:
+        """By the rank's own names of the tensors that its parameter `name` is made of."""
+        if SPLITS[field_of(name)] in OF_EXPERTS:
+            pieces = row_pieces(self.whole, self._place, whole)
+            each = ((rows, [window]) for rows, window in pieces * (len(names) // len(pieces)))
+            return dict(zip(names, each, strict=True))
+        # As if the whole model began with this rank's layers.
+        return file_rows(self.whole, self._place, replace(whole, name=name), vocabulary, own)
+
+    def _by_head(self, whole: Parameter, name: str, own: Entries) -> dict[str, TensorEntry]:
+        """The tensors of the rank's heads, which count from 0."""
+        heads, _ = piece_window(self.whole, self._place, whole, 0)
+        mine = ((name.format(head=mine), own[name.format(head=head)]) for mine, head in enumerate(heads))
+        return {each: replace(entry, name=each) for each, entry in mine}
 
     def _stacked(self, name: str, own: Entries, field: str, stored: Stored) -> dict[str, TensorEntry]:
         """The rank's part of the tensor of all experts; in four bits there are two."""
@@ -109,7 +130,7 @@ class Cut:
         """The rank's heads of what widens latents, in a file that has keys and values apart, head by head."""
         rows, _ = piece_window(self.whole, self._place, whole, 0)
         each = whole.shape[0] // self.whole.heads
-        return {half.name: rows_of(half, range(rows.start // each, rows.stop // each)) for half in halves}
+        return {half.name: rows_of(half, [range(rows.start // each, rows.stop // each)]) for half in halves}
 
     def _is_mine(self, name: str, vocabulary: Vocabulary) -> bool:
         """Whether a tensor of no layer belongs to this rank's stage; those of its layers do."""
@@ -136,7 +157,18 @@ class Cut:
         return whole_name(parameter, self._first_layer)
 
     def window(self, parameter: Parameter, piece: int) -> tuple[range, range]:
-        """The rank's rows and columns of piece `piece` of the whole model's `parameter`."""
+        """The rank's rows and columns of piece `piece`, as an adapter has it, of the whole model's `parameter`.
+
+        Raises ConfigError where an adapter has several pieces in one matrix.
+        """
+        names = tensor_names(self.whole, parameter.name, Vocabulary.HF)
+        if self._place.tensors > 1 and len(names) < len(row_pieces(self.whole, self._place, parameter)):
+            raise ConfigError(
+                f"enable_lora cannot go with tensor_parallel_size {self._place.tensors} for {self.whole.architecture}: "
+                f"an adapter's {names[0].removesuffix('.weight')} is several matrices in one, and is not cut; "
+                "leave --enable-lora or --tensor-parallel-size out.",
+                param="enable_lora",
+            )
         return piece_window(self.whole, self._place, parameter, piece)
 
     def values(self, parameter: str, whole: Tensor) -> Tensor:
@@ -153,8 +185,8 @@ class Cut:
             here = self._place.experts(self.whole.moe.experts) if self._place.whole_experts else None
             return self._experts(parameter, whole, here or range(self.whole.moe.experts), self.whole.moe.experts)
         parts, at = [], 0
-        for piece, rows in enumerate(piece_rows(self.whole, parameter, pieces_of(self.whole, parameter.name))):
-            window, columns = piece_window(self.whole, self._place, parameter, piece)
+        columns = column_window(self.whole, self._place, parameter)
+        for rows, window in row_pieces(self.whole, self._place, parameter):
             part = whole[at + window.start : at + window.stop]
             parts.append(part[:, columns.start : columns.stop] if part.dim() > 1 else part)
             at += rows
@@ -162,7 +194,7 @@ class Cut:
 
     def _experts(self, parameter: Parameter, whole: Tensor, here: range, experts: int) -> Tensor:
         """Of stacked experts those that are here, of each the rank's units."""
-        pieces = pieces_of(self.whole, parameter.name)
+        pieces = len(row_pieces(self.whole, self._place, parameter))
         window, columns = piece_window(self.whole, self._place, parameter, 0)
         each = whole.view(experts, pieces, -1, *whole.shape[1:])[here.start : here.stop, :, window.start : window.stop]
         part = each[..., columns.start : columns.stop] if whole.dim() > 1 else each
@@ -188,16 +220,19 @@ def _by_module(entries: Entries) -> dict[str, dict[str, TensorEntry]]:
     return modules
 
 
-def window_of(entry: TensorEntry, last: str, weight: tuple[int, ...], window: tuple[range, range]) -> TensorEntry:
-    """The part of a tensor called `last` beside a weight of shape `weight` that belongs to the weight's `window`."""
-    axes = AXES.get(last, "")
+def window_of(entry: TensorEntry, axes: str, weight: tuple[int, ...], rows: Rows, columns: range) -> TensorEntry:
+    """The part of a tensor beside a weight that belongs to the weight's `rows` and `columns`; its dimensions follow the
+    weight's as `axes` says. `weight` is the shape of the whole parameter.
+    """
     if not axes or len(entry.shape) == 0:
         return entry
-    sizes = {"n": weight[0], "k": weight[1] if len(weight) > 1 else 1}
-    parts = {"n": window[0], "k": window[1]}
-    spans = [scaled(parts[axis], sizes[axis], size) for axis, size in zip(axes, entry.shape, strict=False)]
-    sliced = rows_of(entry, spans[0])
-    return columns_of(sliced, spans[1]) if len(spans) > 1 else sliced
+    wide = weight[1] if len(weight) > 1 else 1
+    parts: dict[str, tuple[int, list[range]]] = {"n": rows, "k": (wide, [columns])}
+    for dimension, (axis, size) in enumerate(zip(axes, entry.shape, strict=False)):
+        of, spans = parts[axis]
+        cut = merged(dict.fromkeys(scaled(span, of, size) for span in spans))
+        entry = columns_of(entry, cut) if dimension else rows_of(entry, cut)
+    return entry
 
 
 def scaled(part: range, of: int, size: int) -> range:
@@ -208,35 +243,35 @@ def scaled(part: range, of: int, size: int) -> range:
     return range(part.start * size // of, -(-part.stop * size // of))
 
 
-def rows_of(entry: TensorEntry, rows: range) -> TensorEntry:
-    """Rows of an entry, which lie in one piece."""
-    count = entry.shape[0]
-    if len(rows) == count:
+def rows_of(entry: TensorEntry, spans: Sequence[range]) -> TensorEntry:
+    """Rows of an entry that lies in one piece."""
+    count, taken = entry.shape[0], sum(map(len, spans))
+    if list(spans) == [range(count)]:
         return entry
     each = entry.num_bytes // count
-    return replace(
-        entry,
-        shape=(len(rows), *entry.shape[1:]),
-        offset=entry.offset + rows.start * each,
-        num_bytes=len(rows) * each,
-    )
+    found = replace(entry, shape=(taken, *entry.shape[1:]), num_bytes=taken * each)
+    if len(spans) == 1:
+        return replace(found, offset=entry.offset + spans[0].start * each)
+    return replace(found, runs=tuple((span.start * each, len(span) * each) for span in spans))
 
 
-def columns_of(entry: TensorEntry, columns: range) -> TensorEntry:
-    """Columns of a matrix: the blocks of each row that hold them."""
-    count, width = entry.shape
-    if len(columns) == width:
+def columns_of(entry: TensorEntry, spans: Sequence[range]) -> TensorEntry:
+    """Columns of a matrix that lies in one piece: the blocks of each row that hold them."""
+    count, width = entry.shape[:2]
+    if list(spans) == [range(width)]:
         return entry
+    assert not entry.runs, "a matrix is cut by rows or by columns"
+    assert len(entry.shape) == 2, "columns are a matrix's"
     row_bytes = entry.num_bytes // count
     block = BLOCK_SIZES.get(entry.encoding, 1)
+    assert block == 1 or len(spans) == 1, "numbers in blocks are cut in one place"
     block_bytes = row_bytes * block // width
-    first, beyond = columns.start // block, -(-columns.stop // block)
+    blocks = [range(span.start // block, -(-span.stop // block)) for span in spans]
     return replace(
         entry,
-        shape=(count, len(columns)),
-        offset=entry.offset + first * block_bytes,
-        num_bytes=count * (beyond - first) * block_bytes,
+        shape=(count, sum(map(len, spans))),
+        num_bytes=count * sum(map(len, blocks)) * block_bytes,
         stride=row_bytes,
-        run=(beyond - first) * block_bytes,
-        lead=columns.start - first * block,
+        runs=tuple((each.start * block_bytes, len(each) * block_bytes) for each in blocks),
+        lead=spans[0].start - blocks[0].start * block,
     )

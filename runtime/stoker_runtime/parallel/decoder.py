@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from stoker_kernels.norm import mean_squares, rms_norm_by
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
@@ -61,19 +62,39 @@ class RankDecoder(Decoder):
         """As `Decoder.logits`; where this rank does not lead, of the right shape alone."""
         if out is None:
             out = torch.empty((hidden.shape[0], self.spec.vocab), dtype=self.dtype, device=hidden.device)
-        if not self._place.is_last:
-            return out
-        return self.collectives.gather(super().logits(hidden, adapters=adapters), out)
+        return super().logits(hidden, out, adapters) if self._place.is_last else out
+
+    def _scores(self, hidden: Tensor, out: Tensor | None, adapters: AdapterInputs | None) -> Tensor:
+        assert out is not None, "shards are gathered to a place"
+        return self.collectives.gather(super()._scores(hidden, None, adapters), out)
+
+    def _of_all(self, means: Tensor, sharing: int) -> Tensor:
+        # Ranks that share are neighbours: each lot of them has columns of its own in what all ranks sum.
+        spans, first = means.shape[1], self._place.tensor // sharing * means.shape[1]
+        sums = means.new_zeros((means.shape[0], self._place.tensors // sharing * spans))
+        sums[:, first : first + spans] = means
+        return self.collectives.sum(sums)[:, first : first + spans] / sharing
+
+    def _norm_together(self, qkv: Tensor, weights: tuple[Tensor, Tensor]) -> None:
+        if self._place.tensors == 1:
+            return super()._norm_together(qkv, weights)
+        # Key heads that several ranks have are had by as many each, so their mean is that of all.
+        means = self._of_all(mean_squares(qkv, [len(each) for each in weights]), self._place.tensors)
+        rms_norm_by(qkv, weights, means, self.spec.eps)
+        return None
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
-        ids = inputs.ids
-        if not self._place.is_first:
-            state = torch.empty((len(ids), self.spec.hidden), dtype=self.dtype, device=ids.device)
-            return self.collectives.receive(state)
-        if self._place.tensors == 1:
+        if self._place.is_first:
             return super()._enter(inputs)
-        own, mine = self._own_rows(ids)
-        return self.collectives.sum(super()._enter(replace(inputs, ids=own)).mul_(mine))
+        ids = inputs.ids
+        return self.collectives.receive(torch.empty((len(ids), self.spec.hidden), dtype=self.dtype, device=ids.device))
+
+    def _embedded(self, inputs: ForwardInputs) -> Tensor:
+        if self._place.tensors == 1:
+            return super()._embedded(inputs)
+        # A token's row, with its learned position, is one rank's.
+        own, mine = self._own_rows(inputs.ids)
+        return self.collectives.sum(super()._embedded(replace(inputs, ids=own)).mul_(mine))
 
     def token_rows(self, ids: Tensor) -> Tensor:
         """As `Decoder.token_rows`, for ranks of one stage alone."""

@@ -112,5 +112,5 @@ def cut_stacked(entry: TensorEntry, axis: Axis | None) -> TensorEntry:
         offset=entry.offset + start,
         num_bytes=axis.before * (end - start),
         stride=row if apart else 0,
-        run=end - start if apart else 0,
+        runs=((0, end - start),) if apart else (),
     )

@@ -1,11 +1,11 @@
-"""How a model is cut into ranks: the spec of each rank's part, and which rows and columns of a tensor are its own.
+"""How a model is cut into ranks: the spec of each rank's part, and what cannot be cut so.
 
 Matrices that make heads or feed-forward units are cut by rows, those that read them by columns, so that each layer
-sums over the ranks twice; embedding and head by rows of the vocabulary. Key-value heads that are fewer than the ranks
-are held by several, and latents, which all heads read, by all.
+sums over the ranks twice; embedding and head by rows of the vocabulary. Key-value heads, and groups of heads with a
+state, that are fewer than the ranks are held by several, and latents, which all heads read, by all.
 
-Invariants: torch-free. Every parameter of a spec has an entry in `SPLITS`; a model, or a setting, that is not known
-to be cut rightly is an error that names it and the sizes that work.
+Invariants: torch-free. Every parameter of a spec has an entry in `SPLITS` (`windows.py`); a model, or a setting, that
+is not known to be cut rightly is an error that names it and the sizes that work.
 Knows nothing of files and of what is exchanged, nor of how experts are stored (`mixture.py`).
 """
 
@@ -13,105 +13,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
-from enum import StrEnum
 
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
+from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import BLOCK, ITEM_BYTES, QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import ModelSpec, Part, QkNorm
+from stoker_runtime.models.spec import ModelSpec, Part
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
 from stoker_runtime.parallel.place import Place
+from stoker_runtime.parallel.windows import (
+    OF_EXPERTS,
+    SPLITS,
+    column_window,
+    field_of,
+    held_once,
+    kv_heads,
+    row_pieces,
+)
 
 MOST_TENSORS = 64
 
-
-class Split(StrEnum):
-    """How a parameter is cut: not at all; by rows of heads, or a row for each; by rows of feed-forward units; by
-    columns that follow either; not, but it is the first rank's alone; by rows of the vocabulary. Those of experts, and
-    of what they share, are of widths of their own; with whole experts a rank they are cut by expert.
-    """
-
-    WHOLE = "whole"
-    HEADS = "heads"
-    UNITS = "units"
-    HEAD_COLUMNS = "head columns"
-    UNIT_COLUMNS = "unit columns"
-    ONCE = "once"
-    VOCABULARY = "vocabulary"
-    HEAD_ROWS = "head rows"
-    EXPERT_UNITS = "units of each expert"
-    EXPERT_COLUMNS = "columns of each expert"
-    EXPERT_ONCE = "once for each expert"
-    SHARED_UNITS = "units of the shared expert"
-    SHARED_COLUMNS = "columns of the shared expert"
-
-
-SPLITS = {
-    "embed": Split.VOCABULARY,
-    "head": Split.VOCABULARY,
-    "head_bias": Split.VOCABULARY,
-    "positions": Split.WHOLE,
-    "embed_norm": Split.WHOLE,
-    "embed_norm_bias": Split.WHOLE,
-    "final_norm": Split.WHOLE,
-    "final_norm_bias": Split.WHOLE,
-    "input_norm": Split.WHOLE,
-    "input_norm_bias": Split.WHOLE,
-    "attention_post_norm": Split.WHOLE,
-    "ffn_norm": Split.WHOLE,
-    "ffn_norm_bias": Split.WHOLE,
-    "ffn_post_norm": Split.WHOLE,
-    "q_norm": Split.WHOLE,
-    "k_norm": Split.WHOLE,
-    "qkv": Split.HEADS,
-    "qkv_bias": Split.HEADS,
-    "q_a_norm": Split.WHOLE,
-    "q_b": Split.HEADS,
-    "kv_a_norm": Split.WHOLE,
-    "kv_b": Split.HEADS,
-    "output": Split.HEAD_COLUMNS,
-    "output_bias": Split.ONCE,
-    "gate_up": Split.UNITS,
-    "gate_up_bias": Split.UNITS,
-    "down": Split.UNIT_COLUMNS,
-    "down_bias": Split.ONCE,
-    "sinks": Split.HEAD_ROWS,
-    "router": Split.WHOLE,
-    "router_bias": Split.WHOLE,
-    "correction_bias": Split.WHOLE,
-    "experts_gate_up": Split.EXPERT_UNITS,
-    "experts_gate_up_bias": Split.EXPERT_UNITS,
-    "experts_down": Split.EXPERT_COLUMNS,
-    "experts_down_bias": Split.EXPERT_ONCE,
-    "shared_gate": Split.WHOLE,
-    "shared_gate_up": Split.SHARED_UNITS,
-    "shared_down": Split.SHARED_COLUMNS,
-}
-OF_EXPERTS = (Split.EXPERT_UNITS, Split.EXPERT_COLUMNS, Split.EXPERT_ONCE)
-CUT_COLUMNS = (Split.HEAD_COLUMNS, Split.UNIT_COLUMNS, Split.EXPERT_COLUMNS, Split.SHARED_COLUMNS)
 # Fields of a spec that a rank's part changes, and those that mean the same of it.
 CUT_FIELDS = {
-    "num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "sparse", "dense_parameters", "part", "moe",
+    "num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "sparse", "slopes", "dense_parameters", "part",
+    "moe", "recurrent",
 }  # fmt: skip
 SAME_FIELDS = {
     "architecture", "hidden", "head_dim", "vocab", "eps", "rope", "activation", "max_position", "tie_embeddings",
     "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
-    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind", "slopes",
+    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind", "attention_gate",
     "embedding_norm", "normed_head", "activation_limit", "unused_tokens",
 }  # fmt: skip
-
-
-def field_of(parameter: str) -> str:
-    """`qkv` of `layers.3.qkv`."""
-    return parameter.rpartition(".")[2]
 
 
 def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
@@ -129,24 +68,33 @@ def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
         step_parameters=spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // place.world,
     )
     own = spec.of_layers(layers)
+    heads = place.units(spec.heads)
     return replace(
         own,
-        heads=spec.heads // place.tensors,
+        heads=len(heads),
         kv_heads=len(kv_heads(spec, place)),
         ffn=spec.ffn // place.tensors,
         dense_parameters=frozenset(dense),
         part=part,
         moe=own.moe and part_of(own.moe, place),
+        slopes=spec.slopes[heads.start : heads.stop],
+        sparse=own.sparse and replace(own.sparse, first_head=heads.start),
+        recurrent=own.recurrent and _state_part(spec, own.recurrent, place),
     )
 
 
-def kv_heads(spec: ModelSpec, place: Place) -> range:
-    """The key-value heads of a rank; where there are fewer than ranks, one that neighbours have too."""
-    if spec.kv_heads % place.tensors == 0:
-        each = spec.kv_heads // place.tensors
-        return range(place.tensor * each, (place.tensor + 1) * each)
-    first = place.tensor * spec.kv_heads // place.tensors
-    return range(first, first + 1)
+def _state_part(spec: ModelSpec, own: StateSpec, place: Place) -> StateSpec:
+    """A rank's heads with a state, and their groups, of its layers `own`."""
+    stages = (replace(place, rank=stage * place.tensors) for stage in range(place.stages))
+    mixers = spec.recurrent.mixers if spec.recurrent is not None else ()
+    layers = ([mixers[layer] for layer in stage.layers(spec.num_layers)].count(own.kind) for stage in stages)
+    return replace(
+        own,
+        heads=own.heads // place.tensors,
+        groups=len(held_once(own.groups, place)),
+        sharing=max(place.tensors // own.groups, 1),
+        most_layers=max(layers),
+    )
 
 
 def layer_of(parameter: str) -> int:
@@ -159,61 +107,6 @@ def whole_name(parameter: str, first_layer: int) -> str:
     if not parameter.startswith("layers."):
         return parameter
     return f"layers.{layer_of(parameter) + first_layer}.{field_of(parameter)}"
-
-
-def piece_window(spec: ModelSpec, place: Place, parameter: Parameter, piece: int) -> tuple[range, range]:
-    """The rows and columns of piece `piece` of a whole parameter (Q, K or V; gate or up) that the rank has.
-
-    A vector has one column. Of the whole spec and its parameter; of experts' those of each expert that is there.
-    """
-    split = SPLITS[field_of(parameter.name)]
-    rows, columns = range(parameter.shape[0]), range(parameter.shape[1] if len(parameter.shape) > 1 else 1)
-    if split is Split.VOCABULARY:
-        return place.rows(spec.vocab), columns
-    heads, units = place.units(spec.heads), place.units(spec.ffn)
-    if split is Split.HEADS and spec.latent is not None:
-        return _latent_rows(spec.latent, heads, field_of(parameter.name), piece), columns
-    if split is Split.HEADS:
-        return times(heads if piece == 0 else kv_heads(spec, place), spec.head_dim), columns
-    if split is Split.UNITS:
-        return units, columns
-    if split is Split.HEAD_COLUMNS:
-        return rows, times(heads, spec.attended_size // spec.heads)
-    if split is Split.UNIT_COLUMNS:
-        return rows, units
-    if split is Split.HEAD_ROWS:
-        return heads, columns
-    return _mixture_window(spec, place, split, rows, columns)
-
-
-def _latent_rows(latent: LatentSpec, heads: range, field: str, piece: int) -> range:
-    """The rows of a rank: those of its heads; what all heads read, latents and narrow queries, every rank makes."""
-    if field == "kv_b":
-        return times(heads, latent.qk_nope_head_dim + latent.v_head_dim)
-    if field == "qkv" and (piece == 1 or latent.q_lora_rank):
-        return range(latent.cached if piece == 1 else latent.q_lora_rank)
-    return times(heads, latent.qk_head_dim)
-
-
-def _mixture_window(spec: ModelSpec, place: Place, split: Split, rows: range, columns: range) -> tuple[range, range]:
-    if spec.moe is None or split not in (*OF_EXPERTS, Split.SHARED_UNITS, Split.SHARED_COLUMNS):
-        return rows, columns
-    shared, units = place.units(spec.moe.shared_ffn), place.units(spec.moe.ffn)
-    if split in OF_EXPERTS and place.whole_experts:
-        units = range(spec.moe.ffn)
-    windows = {
-        Split.SHARED_UNITS: (shared, columns),
-        Split.SHARED_COLUMNS: (rows, shared),
-        Split.EXPERT_UNITS: (units, columns),
-        Split.EXPERT_COLUMNS: (range(spec.hidden), units),
-        Split.EXPERT_ONCE: (range(spec.hidden), columns),
-    }
-    return windows[split]
-
-
-def times(heads: range, size: int) -> range:
-    """The rows of these heads."""
-    return range(heads.start * size, heads.stop * size)
 
 
 def check_split(spec: ModelSpec, place: Place) -> None:
@@ -256,7 +149,6 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
     unknown |= given - CUT_FIELDS - SAME_FIELDS
     known = mixture.CUT_FIELDS | mixture.SAME_FIELDS
     unknown |= {each.name for each in fields(MoeSpec)} - known if spec.moe is not None else set()
-    unknown |= set(uncut(spec)) if tensors > 1 else set()
     if unknown:
         setting = "tensor_parallel_size" if tensors > 1 else "pipeline_parallel_size"
         raise ModelError(
@@ -264,39 +156,6 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
             f"--{setting.replace('_', '-')} 1.",
             param=setting,
         )
-
-
-def pieces_of(spec: ModelSpec, parameter: str) -> int:
-    """Of how many matrices, one upon the other, a parameter is made: Q, K and V; queries and latents; gate and up."""
-    split = SPLITS.get(field_of(parameter))
-    if split is Split.HEADS and spec.latent is not None:
-        return 2 if field_of(parameter) == "qkv" else 1
-    if split in (Split.EXPERT_UNITS, Split.SHARED_UNITS):
-        return 2
-    return 3 if split is Split.HEADS else 2 if split is Split.UNITS and spec.gated else 1
-
-
-def uncut(spec: ModelSpec) -> Iterator[str]:
-    """What of a model cannot be cut within a layer yet, in words."""
-    if spec.qk_norm not in (QkNorm.NONE, QkNorm.HEAD):
-        yield "norms over several heads"
-    if spec.learned_positions:
-        yield "learned positions"
-    if spec.slopes:
-        yield "heads with slopes of their own (ALiBi)"
-    if spec.sparse is not None:
-        yield "heads that see blocks of their own"
-    if spec.embedding_norm or spec.normed_head:
-        yield "norms of the embedding or of the head"
-    if spec.unused_tokens:
-        yield "tokens that are never written"
-    row = ARCHITECTURES[spec.architecture]
-    for parameter in unlike_parameters(spec):
-        names = row.names_of(spec, field_of(parameter.name))
-        if names.stored.is_stacked:
-            continue
-        if names.stored not in (Stored.ROWS, Stored.BY_EXPERT) or len(names.hf) != pieces_of(spec, parameter.name):
-            yield f"{names.hf[0]}, which is stored in one piece"
 
 
 def unlike_parameters(spec: ModelSpec) -> list[Parameter]:
@@ -317,6 +176,9 @@ def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
     if spec.has_dense_layer and spec.ffn % tensors:
         yield f"intermediate_size is {spec.ffn}"
         return
+    if spec.recurrent is not None and (problem := _state_problem(spec.recurrent, tensors)):
+        yield problem
+        return
     if spec.moe is not None:
         yield from mixture.mixture_problems(spec.moe, tensors, whole_experts=place.whole_experts)
     part = replace(place, rank=0, stages=1)
@@ -325,21 +187,46 @@ def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
             continue
         if parameter.role is Role.LATENT and isinstance(spec.checkpoint, Fp8Checkpoint):
             parameter = replace(parameter, kind=spec.checkpoint.kind)  # until it is loaded
-        if parameter.role in (*QUANTIZED, Role.LATENT) and parameter.kind not in ("", "dense"):
-            for piece in range(pieces_of(spec, parameter.name)):
-                rows, columns = piece_window(spec, part, parameter, piece)
-                if (rows, columns) == piece_window(spec, Place(0, 1, 1), parameter, piece):
-                    continue
-                if (problem := _quantized_problem(parameter, len(rows), len(columns))) is not None:
-                    yield problem
-                    return
+        quantized = parameter.role in (*QUANTIZED, Role.LATENT) and parameter.kind not in ("", "dense")
+        if quantized and (problem := _quantized_problem(spec, part, parameter)) is not None:
+            yield problem
+            return
 
 
-def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | None:
-    """Why a part of `rows` × `columns` of a quantized matrix cuts through what shares a scale or a word."""
-    field = field_of(parameter.name)
-    cut_columns = SPLITS[field] in CUT_COLUMNS
-    size = columns if cut_columns else rows
+def _state_problem(state: StateSpec, tensors: int) -> str | None:
+    """Why the heads of layers with a state cannot be shared, in the configurations' words."""
+    mamba = state.kind is Mixer.MAMBA2
+    if state.heads % tensors:
+        return f"{'mamba_num_heads' if mamba else 'linear_num_value_heads'} is {state.heads}"
+    if state.groups % tensors and tensors % state.groups:
+        name = "n_groups" if mamba else "linear_num_key_heads"
+        return f"{name} is {state.groups}, neither a multiple nor a divisor of it"
+    return None
+
+
+def _quantized_problem(spec: ModelSpec, place: Place, parameter: Parameter) -> str | None:
+    """Why a part of a quantized matrix cuts through what shares a scale or a word."""
+    field, whole = field_of(parameter.name), Place(0, 1, 1)
+    columns = column_window(spec, place, parameter)
+    if columns != column_window(spec, whole, parameter):
+        return _columns_problem(parameter, field, len(columns))
+    pieces = row_pieces(spec, place, parameter)
+    if pieces == row_pieces(spec, whole, parameter):
+        return None
+    names = ARCHITECTURES[spec.architecture].names_of(spec, field)
+    # Where one tensor has several pieces, each begins within it; else each has scales and words of its own.
+    joined, at = names.stored is Stored.ROWS and len(names.hf) < len(pieces), 0
+    for rows, window in pieces:
+        for size in (len(window), *([at] if joined else [])):
+            if parameter.kind == "fp8_block" and size % BLOCK:
+                return f"{field} would be cut at {size}, within its FP8 blocks of {BLOCK}"
+            if parameter.scheme is not None and size % parameter.scheme.per_word:
+                return f"{field} would be cut at {size}, within words of {parameter.scheme.per_word} codes"
+        at += rows
+    return None
+
+
+def _columns_problem(parameter: Parameter, field: str, size: int) -> str | None:
     if parameter.kind == "fp8_block" and size % BLOCK:
         return f"{field} would be cut at {size}, within its FP8 blocks of {BLOCK}"
     if parameter.scheme is None:
@@ -348,8 +235,8 @@ def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | N
     if size % per_word:
         return f"{field} would be cut at {size}, within words of {per_word} codes"
     group = parameter.scheme.columns(parameter.shape[1])
-    if cut_columns and group < parameter.shape[1] and size % group:
+    if group < parameter.shape[1] and size % group:
         return f"{field} would be cut at {size}, within its groups of {group}"
-    if cut_columns and parameter.role is Role.EXPERTS and size % parameter.scheme.experts_block:
+    if parameter.role is Role.EXPERTS and size % parameter.scheme.experts_block:
         return f"{field} would be cut at {size}, within its blocks of {parameter.scheme.experts_block}"
     return None

@@ -128,8 +128,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, gpu_bf16, multiplies_bf16, refuse_head
     from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
-    from stoker_runtime.executor.resolve import asked_quantization, refuse_at_load, resolve
-    from stoker_runtime.executor.state import refuse_beside_states
+    from stoker_runtime.executor.resolve import asked_quantization, plan_memory, refuse_at_load, resolve
+    from stoker_runtime.executor.state import refuse_beside_states, state_bytes
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
@@ -147,28 +147,34 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
     refuse_beside_states(config, spec)
-    if config.ranks == 1:
-        unasked = keeps_unasked(config, spec, device.type)
-        spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
-    memory = device_memory(device)
-    config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
-    refuse_variant(config, spec, device)
-    refuse_kind(config, spec, device)
-    several = config.data_parallel_size
-    beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
-    if config.ranks == 1:
-        return [*beside, *model_lines(spec, config, memory)], config.dtype
+    asked = asked_quantization(config)
     ranks = places(
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
         whole_experts=config.enable_expert_parallel,
         nodes=config.nnodes,
     )
-    asked = asked_quantization(config)
-    parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
+    if config.ranks == 1:
+        unasked = keeps_unasked(config, spec, device.type)
+        spec = keep_blocks(spec, source, asked, device.type, unasked=unasked)
+        parts = [spec]
+    else:
+        parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
+    memory = device_memory(device)
+    config = resolve(config, parts[0], device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
+    refuse_variant(config, spec, device)
+    refuse_kind(config, spec, device)
+    several = config.data_parallel_size
+    beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
+    if config.ranks == 1:
+        return [*beside, *model_lines(spec, config, memory)], config.dtype
     size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
-    # Every rank has as many pages as the one with the least room: the one that holds most says what fits.
-    fullest = max(range(len(ranks)), key=size.__getitem__)
+    # Every rank has as many pages as the one with the least room, which says what fits.
+    room = [
+        plan_memory(config, part, memory, weights, state_bytes(config, part)).pages
+        for part, weights in zip(parts, size, strict=True)
+    ]
+    fullest = min(range(len(ranks)), key=lambda rank: (room[rank], -size[rank]))
     layers = ", ".join(str(len(place.layers(spec.num_layers))) for place in reversed(ranks[:: ranks[0].tensors]))
     lines = [
         ("ranks", f"{config.ranks}: {config.tensor_parallel_size} share each of the stages of {layers} layers"),

@@ -162,7 +162,7 @@ class CopyLanes:
         dtype = READABLE_DTYPES[entry.encoding]
         step = CHUNK_BYTES // dtype.itemsize
         flat = destination.view(-1)
-        if self._ahead is not None and not entry.stride and (there := uploaded(self._ahead, entry, dtype)) is not None:
+        if self._ahead is not None and not entry.runs and (there := uploaded(self._ahead, entry, dtype)) is not None:
             flat.copy_(there)
             return []
         self._open(entry.file)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry, part_of
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ROWS, Names
 from stoker_runtime.models.architectures.row import Stored
@@ -95,7 +95,7 @@ def _pieces(
     stored = stored_form(spec, parameter.name, vocabulary)
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
-    if vocabulary is Vocabulary.GGUF and (parts := _state_parts(parameter.name, entries)):
+    if vocabulary is Vocabulary.GGUF and (parts := state_parts(parameter.name, entries)):
         return tuple(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
         return tuple(_grouped(spec, parameter, entries, vocabulary))
@@ -151,7 +151,7 @@ def _in_groups(
                 source += rows
 
 
-def _state_parts(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+def state_parts(parameter: str, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
     """Of a GGUF file that holds what the delta rule reads by parts, all queries before all keys, the names of these."""
     if not parameter.endswith(".state_in"):
         return ()
@@ -258,9 +258,7 @@ def _widening(spec: ModelSpec, parameter: Parameter, halves: tuple[TensorEntry, 
 def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
-    # Of a window, a row is some runs of bytes.
-    distance = row_bytes // entry.run * entry.stride if entry.stride else row_bytes
-    return replace(entry, shape=shape, offset=entry.offset + first * distance, num_bytes=shape[0] * row_bytes)
+    return part_of(entry, first * row_bytes, shape[0] * row_bytes, shape)
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:

@@ -346,6 +346,34 @@ def test_states_are_in_the_sum_as_the_engine_holds_them(
     assert "states of" not in without.message
 
 
+@pytest.mark.parametrize("shape", ["nemotron-h-8b", "qwen3-next-80b-a3b@8"])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (8, 1), (1, 2), (2, 2)])
+def test_ranks_share_the_states(service: Build, shape: str, tensor: int, pipeline: int) -> None:
+    """Of layers that stages share evenly what the engine holds on a rank; else what they share on average."""
+    spec = build_spec(read_source(f"shape:{shape}"))
+    model = replace(SEVEN_B, max_context=512, state_bytes=shape_of(Path(f"shape:{shape}"))["stateBytes"])
+    product = "NVIDIA-H100-80GB-HBM3"
+    asked = service(
+        resources={"gpus": tensor * pipeline, "gpuProducts": [product]},
+        parallelism={"tensor": tensor, "pipeline": pipeline},
+    )
+    fit = assess(asked, model)
+    parts = [split_spec(spec, place) for place in places(tensor, pipeline)]
+    engine = parse_serve(["m"], {}).engine
+    configs = [resolve(engine, part, "cuda", int(gpu_memory_gib(product) * GIB)) for part in parts]
+    held = [
+        config.max_num_seqs * sequence_state_bytes(config, part) / GIB
+        for config, part in zip(configs, parts, strict=True)
+    ]
+    assert fit is not None
+    even = len({part.recurrent.layers for part in parts if part.recurrent}) == 1
+    assert len({config.max_num_seqs for config in configs}) == 1
+    if even:
+        assert fit.states_gib == pytest.approx(max(held), abs=0.01)
+    else:
+        assert min(held) <= fit.states_gib <= 2 * max(held)
+
+
 def test_what_does_not_fit_for_its_states_says_which_field_lowers_them(service: Build) -> None:
     model = replace(SEVEN_B, max_context=512, state_bytes=100 << 20)
     asked: dict[str, Any] = {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-H200"]}}

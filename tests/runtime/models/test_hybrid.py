@@ -102,8 +102,6 @@ def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
         ({"swap_space": 1.0}, "swap_space cannot go with"),
         ({"num_cpu_blocks": 7}, "num_cpu_blocks cannot go with"),
         ({"kv_events_config": KvEventsConfig(enable_kv_cache_events=True)}, "kv_events_config cannot go with"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size cannot go with"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size cannot go with"),
     ],
 )
 def test_what_a_state_does_not_go_with_is_refused_by_name(folder: Path, changes: dict[str, Any], message: str) -> None:

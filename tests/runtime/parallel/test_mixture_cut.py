@@ -267,7 +267,7 @@ def test_runs_of_bytes_are_read_end_to_end_from_anywhere(gap: int, tmp_path: Pat
     data = rng.randbytes(first + (count - 1) * stride + run)
     file = tmp_path / "bytes"
     file.write_bytes(data)
-    entry = TensorEntry("x", (count, run), file, first, count * run, "U8", stride=stride, run=run)
+    entry = TensorEntry("x", (count, run), file, first, count * run, "U8", stride=stride, runs=((0, run),))
     expected = b"".join(data[first + row * stride :][:run] for row in range(count))
     with file.open("rb") as opened:
         for _ in range(20):

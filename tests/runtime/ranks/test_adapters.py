@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.adapters.peft_folders import adapted, greedy, load_base, make_adapter, merged
 from tests.runtime.adapters.test_merged_models import KINDS, PROMPT, run
+from tests.runtime.models.test_zoo import save_random
 
 from stoker_runtime import LLM, LoRARequest
 from stoker_runtime import SamplingParams as OfflineParams
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.errors import NotFoundError, RequestError, StokerError
+from stoker_runtime.errors import ConfigError, NotFoundError, RequestError, StokerError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.parallel.cut import Cut
-from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.place import Place, places
 from stoker_runtime.request import Request, SamplingParams
 
 Ranks = Callable[..., LLM]
@@ -260,6 +262,17 @@ def test_the_parts_of_all_ranks_are_the_adapter(
                 row = end
     left = {each for each, tensor in seen.items() if not tensor.all() and "lora_" in each}
     assert not left
+
+
+def test_adapters_of_several_matrices_in_one_are_refused_over_tensors(tmp_path: Path) -> None:
+    """As Phi-3's Q, K and V; stages have whole ones."""
+    save_random("Phi3ForCausalLM", tmp_path, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
+    spec = build_spec(read_source(str(tmp_path)))
+    spec = replace(spec, ffn=64)
+    assert AdapterLayout.of(Cut(spec, Place(0, 1, 3)).spec, embeddings=False, cut=Cut(spec, Place(0, 1, 3))).line
+    cut = Cut(spec, Place(1, 2, 1))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 2 .*qkv_proj is several"):
+        AdapterLayout.of(cut.spec, embeddings=False, cut=cut)
 
 
 def resolved(config: EngineConfig, spec: Any) -> EngineConfig:

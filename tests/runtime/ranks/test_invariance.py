@@ -28,6 +28,7 @@ def usual_again() -> Iterator[None]:
         ("Qwen3ForCausalLM", 4, 1, False, "float32"),
         ("Qwen3ForCausalLM", 2, 2, False, "bfloat16"),
         ("Qwen2MoeForCausalLM", 4, 1, True, "bfloat16"),
+        ("Olmo2ForCausalLM", 2, 1, False, "bfloat16"),
     ],
 )
 def test_no_schedule_changes_a_bit_of_logits(

@@ -5,12 +5,14 @@ Models are random ones of a known shape, so that nothing is fetched; what is com
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -50,6 +52,10 @@ def workload(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
         ("qwen2.5-7b", {"quantization": "fp8"}),
         ("qwen3-30b-a3b", {}),
         ("qwen3-30b-a3b", {"enable_expert_parallel": True}),
+        ("nemotron-h-8b@16", {}),
+        ("qwen3-next-80b-a3b@4", {}),
+        ("qwen3-next-80b-a3b@4", {"enable_expert_parallel": True}),
+        ("qwen3-next-80b-a3b-fp8@4", {"quantization": "fp8"}),
     ],
 )
 def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) -> None:
@@ -69,6 +75,49 @@ def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) ->
     same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
     near = NEAR_FP8 if "quantization" in options else NEAR
     assert same >= near * len(prompts), (same, len(prompts))
+
+
+# Sizes of four layers of models that need something else of each other than sums of what layers give.
+COMMON: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    # One group, of which each rank has half: its norm is over both.
+    "NemotronHForCausalLM": {
+        "hybrid_override_pattern": "MM*-", "n_groups": 1, "mamba_num_heads": 32, "mamba_head_dim": 64,
+        "ssm_state_size": 128, "conv_kernel": 4, "head_dim": 128,
+    },
+    # Norms over all heads.
+    "Olmo2ForCausalLM": {"rms_norm_eps": 1e-6, "rope_theta": 5e5},
+    # Heads that see blocks of their own, tokens that nobody writes.
+    "Phi3SmallForCausalLM": {
+        "ff_intermediate_size": 5632, "hidden_act": "gegelu", "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5,
+        "rope_embedding_base": 1e6, "rope_position_scale": 1.0, "mup_use_scaling": True, "mup_attn_multiplier": 1.0,
+        "mup_embedding_multiplier": 10.0, "mup_width_multiplier": 8.0, "dense_attention_every_n_layers": 2,
+        "blocksparse_block_size": 64, "blocksparse_num_local_blocks": 2, "blocksparse_vert_stride": 4,
+        "blocksparse_homo_head_pattern": False, "dummy_token_indices": [900, 905, 31000],
+    },
+    # Slopes, and a norm of the embedding.
+    "BloomForCausalLM": {"n_layer": 4, "n_head": 16, "layer_norm_epsilon": 1e-5, "seq_length": 2048},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_two_gpus_give_the_tokens_of_one_of_rarer_kinds(architecture: str, tmp_path: Path) -> None:
+    settings = {**COMMON, **KINDS[architecture], "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    prompts, params = workload(1000)
+    with LLM(f"shape:{tmp_path}", **SIZES) as llm:
+        whole = llm.generate_tokens(prompts, params)
+    with LLM(f"shape:{tmp_path}", **SIZES, tensor_parallel_size=2) as llm:
+        cut = llm.generate_tokens(prompts, params)
+        while llm.engine.executor.idle():
+            pass
+        assert llm.generate_tokens(prompts, params) == cut
+    same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
+    assert same >= NEAR * len(prompts), (same, len(prompts))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

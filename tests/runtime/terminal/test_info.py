@@ -14,6 +14,10 @@ import torch
 from stoker_kernels.launch.aot_index import INDEX
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.layer_specs.state_spec import Mixer
+from stoker_runtime.parallel.place import places
 from stoker_runtime.terminal.info import describe_model, kernels_ahead
 
 
@@ -74,6 +78,28 @@ def test_a_model_over_ranks_is_said_per_rank() -> None:
     parts = [float(each["KV of a token"].split()[0]) for each in (alone, said)]
     assert parts[1] / parts[0] == pytest.approx(11 / 32 / 4)
     with pytest.raises(ConfigError, match="sizes that work for this model: 1, 2, 4, 8"):
+        describe_model(replace(config, tensor_parallel_size=3), torch.device("cpu"))
+
+
+def test_states_over_ranks_are_those_of_the_rank_with_the_least_room() -> None:
+    config = EngineConfig("shape:nemotron-h-8b", device="cpu", dtype="bfloat16", max_model_len=1024, max_num_seqs=7)
+    spec = build_spec(read_source(config.model))
+    alone = dict(describe_model(config, torch.device("cpu"))[0])
+    halved = dict(describe_model(replace(config, tensor_parallel_size=2), torch.device("cpu"))[0])
+    whole, half = (float(each["states"].split()[0]) for each in (alone, halved))
+    assert half == pytest.approx(whole / 2, abs=0.06)
+    assert "24 layers" in halved["states"]
+    assert spec.recurrent is not None
+    stages = dict(describe_model(replace(config, pipeline_parallel_size=4), torch.device("cpu"))[0])
+    layers, attending = (
+        {len([layer for layer in kind if layer in stage.layers(52)]) for stage in places(1, 4)}
+        for kind in ([at for at, each in enumerate(spec.recurrent.mixers) if each is Mixer.MAMBA2], spec.attending)
+    )
+    said = stages["states"]
+    assert int(said.split(" layers")[0].split()[-1]) in layers
+    # The one with most layers that attend has the fewest pages in the same room.
+    assert int(said.split("; ")[1].split()[0]) == max(attending)
+    with pytest.raises(ConfigError, match="num_attention_heads is 32"):
         describe_model(replace(config, tensor_parallel_size=3), torch.device("cpu"))
 
 

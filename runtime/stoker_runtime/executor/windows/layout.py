@@ -21,6 +21,8 @@ from stoker_runtime.models.spec import ModelSpec
 
 MOST_WASTE = 0.25
 """Of all layers' share of a page: what may stay unused of pages that hold fewer layers than they could."""
+MOST_PAGES = (1 << 31) - 1
+"""Of a page that takes nothing: numbers of pages are int32."""
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,13 @@ class KvLayout:
     def tokens(self, pages: int, page_size: int) -> int:
         """The longest sequence that so many pages hold."""
         return pages * page_size if self.sight is None else self.sight.tokens(pages)
+
+
+def pages_in(room: int, page: int) -> int:
+    """Pages of `page` bytes in `room`; a rank none of whose layers attends has as many as others may have."""
+    if page:
+        return room // page
+    return MOST_PAGES if room >= 0 else 0
 
 
 def kv_layout(config: EngineConfig, spec: ModelSpec) -> KvLayout:

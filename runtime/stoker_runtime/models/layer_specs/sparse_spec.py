@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 class SparseSpec:
     """Of `layers`, the ones that see every key apart: blocks of `block` keys, of which a query sees the last `local`
     ones and every `stride`-th; that one's place moves by `step` blocks from a query head to the next (0: not at all).
+    Of a rank's part `first_head` is its first one.
     """
 
     layers: frozenset[int]
@@ -20,6 +21,7 @@ class SparseSpec:
     local: int
     stride: int
     step: int
+    first_head: int = 0
 
     def of_layers(self, layers: Sequence[int]) -> SparseSpec:
         """The same of these layers alone, in this order."""

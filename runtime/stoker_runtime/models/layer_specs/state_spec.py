@@ -32,6 +32,7 @@ class StateSpec:
     are those of values, of `head_dim`, whose state is `[size, head_dim]`, and `groups` those of queries and keys, of
     `size`. Before either stands a convolution over the last `taps` tokens. `gates_apart`: a matrix of its own projects
     what the delta rule learns and forgets by, where a checkpoint has it in other numbers than the rest.
+    Of a rank's part: `sharing` ranks have heads of one group, and `most_layers` is the most that a rank has.
     """
 
     kind: Mixer
@@ -45,6 +46,8 @@ class StateSpec:
     conv_bias: bool = False
     bias: bool = False
     gates_apart: bool = False
+    sharing: int = 1
+    most_layers: int = 0
 
     @property
     def layers(self) -> int:
@@ -86,12 +89,17 @@ class StateSpec:
 
     def bytes_of_sequence(self, item: int) -> int:
         """Bytes of one sequence's states in all layers: those of heads in fp32, of convolutions `item` a number."""
+        return self._bytes_of(self.layers, item)
+
+    def _bytes_of(self, layers: int, item: int) -> int:
         rows, channels = self.window
-        return self.layers * (4 * self.inner * self.size + item * rows * channels)
+        return layers * (4 * self.inner * self.size + item * rows * channels)
 
     def sequences(self, room: int, item: int) -> int:
-        """How many sequences, a power of two, have their states in `room` bytes; one at least."""
-        return 1 << max(room // self.bytes_of_sequence(item), 1).bit_length() - 1
+        """How many sequences, a power of two, have their states in `room` bytes; one at least. All ranks say the same.
+        """
+        most = self._bytes_of(max(self.most_layers, self.layers), item)
+        return 1 << max(room // most, 1).bit_length() - 1
 
     def working(self) -> int:
         """Numbers that a token takes while such a layer runs: projected, convolved, what came of it and its norm.
@@ -106,8 +114,8 @@ class StateSpec:
         unfed = frozenset(place for place, layer in enumerate(layers) if layer in self.unfed)
         return replace(self, mixers=tuple(self.mixers[layer] for layer in layers), unfed=unfed)
 
-    def rows(self, hidden: int) -> list[tuple[str, tuple[int, ...], str]]:
-        """The parameters of a layer: name, shape, and the name of its role."""
+    def rows(self, hidden: int, *, adds_bias: bool) -> list[tuple[str, tuple[int, ...], str]]:
+        """The parameters of a layer: name, shape, and the name of its role. One rank of several adds the last bias."""
         mamba = self.kind is Mixer.MAMBA2
         found: list[tuple[str, tuple[int, ...], str, bool]] = [
             ("state_in", (self.projected - (self.gates if self.gates_apart else 0), hidden), "linear", True),
@@ -120,6 +128,6 @@ class StateSpec:
             ("dt_bias", (self.heads,), "bias", True),
             ("state_norm", (self.inner if mamba else self.head_dim,), "gain", True),
             ("state_out", (hidden, self.inner), "linear", True),
-            ("state_out_bias", (hidden,), "bias", self.bias),
+            ("state_out_bias", (hidden,), "bias", self.bias and adds_bias),
         ]
         return [(name, shape, role) for name, shape, role, present in found if present]

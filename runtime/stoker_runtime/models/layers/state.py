@@ -6,10 +6,12 @@ Knows nothing of who has which slot, and of how the recurrences are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.norm import gated_rms_norm
+from stoker_kernels.norm import gated_rms_norm, mean_squares, rms_norm_by
 from stoker_kernels.recurrence import RecurrentRows, causal_conv, gated_delta_rule, mamba2_scan
 from stoker_runtime.models.decoder_weights import StateWeights
 from stoker_runtime.models.layer_specs.state_spec import Mixer
@@ -23,9 +25,11 @@ def pass_states(
     gates: Tensor | None,
     meta: AttentionMeta,
     kept: tuple[Tensor, ...],
+    of_all: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
     """`projected [T, P]`, and `gates` where they were projected apart → what the heads give, normed, side by side
-    `[T, H·D]`. Writes `kept`: windows and states.
+    `[T, H·D]`. Writes `kept`: windows and states. `of_all`: from the mean squares of a rank's part of a group those of
+    the group, which so many ranks share.
     """
     state = spec.recurrent
     assert state is not None, "a layer with a state is of a model that has them"
@@ -36,6 +40,9 @@ def pass_states(
         gate, mixed, dt = projected.split((state.inner, state.channels, state.heads), dim=1)
         mixed = causal_conv(mixed, window, weights.conv, weights.conv_bias, rows)
         given = mamba2_scan(mixed, dt, weights.a_log, weights.skip, weights.dt_bias, held, rows)
+        if state.sharing > 1:
+            means = of_all(mean_squares(given, [state.inner], gate=gate), state.sharing)
+            return rms_norm_by(given, [weights.norm], means, spec.eps, gate=gate)
         group = state.inner // state.groups
         return gated_rms_norm(given, gate, weights.norm, spec.eps, group=group, gate_first=True)
     if gates is None:

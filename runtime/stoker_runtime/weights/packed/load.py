@@ -105,9 +105,7 @@ def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[PackedRoute, ...]], en
 
 
 def _is_zero(entry: TensorEntry) -> bool:
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        return not any(file.read(entry.num_bytes))
+    return not bool(read_bytes(entry).any())
 
 
 def _route(
