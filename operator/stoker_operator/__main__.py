@@ -1,8 +1,9 @@
-"""The operator's process: settings → health endpoint, custom metrics API → leader lease → watches and
+"""The operator's process: settings → health endpoint, custom metrics API, mirror → leader lease → kopf and
 work queue. `stoker operator`.
 
-Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM stops
-the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered.
+Invariants: a replica that does not lead reads and watches, and writes nothing but the lease; one that loses the lease
+exits, so it can never act on what it remembers; SIGTERM stops the work, then gives the lease up: a reconcile cut short
+is taken up by the next leader, level-triggered.
 Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
 Knows nothing of what a reconcile does.
 """
@@ -15,7 +16,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,10 +33,10 @@ from stoker_operator.cluster.turns import Turns
 from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.activators import Activators
-from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.mounts import Mounts
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.pulse import Pulse
+from stoker_operator.observe.standby import Standby
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings, SettingsError, from_arguments
 
@@ -43,9 +44,6 @@ log = logging.getLogger("stoker.operator")
 # A reconcile makes a few requests of at most half a minute each; one that takes longer than this hangs.
 HUNG_SECONDS = 600.0
 STOP_SECONDS = 1.0
-# A change of one child brings others with it, as a pod that becomes ready does a ReplicaSet and a Deployment: after so
-# long they are looked at together.
-CHILD_SECONDS = 0.1
 _HEAD = {"apiVersion": kinds.INFERENCE_SERVICE.api_version, "kind": kinds.INFERENCE_SERVICE.kind}
 
 
@@ -75,18 +73,27 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
     here. Volumes whose time is over are ended at the same pace.
     """
     while True:
-        try:
+        with _told("retention"):
             for namespace in settings.namespaces or ("",):
                 await sweep(cluster, namespace, without=settings.exclude_namespaces)
+        await asyncio.sleep(settings.resync_seconds)
+        with _told("resync"):
+            for namespace in settings.namespaces or ("",):
                 keys: list[Key] = []
                 # A page at a time: what 5,000 services are parsed to would be most of the operator's memory.
                 async for items, _ in cluster.pages(kinds.INFERENCE_SERVICE, namespace, ""):
                     keys += [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items]
                 for index, key in enumerate(keys):
-                    await queue.add(key, index * settings.resync_seconds / (2 * len(keys)))
-        except ApiError as error:
-            log.warning("resync: %s", error)
-        await asyncio.sleep(settings.resync_seconds)
+                    await queue.add(key, index * settings.resync_seconds / (2 * len(keys)), routine=True)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Log what the API server refuses, and go on."""
+    try:
+        yield
+    except ApiError as error:
+        log.warning("%s: %s", what, error)
 
 
 @contextlib.asynccontextmanager
@@ -108,18 +115,18 @@ async def metrics_api(cluster: Cluster, settings: Settings, health: Health) -> A
 
 
 async def lead(
-    cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event, registration: Registration | None
+    cluster: Cluster,
+    settings: Settings,
+    health: Health,
+    stop: asyncio.Event,
+    registration: Registration | None,
+    standby: Standby,
 ) -> None:
-    """Reconcile until `stop` is set."""
-
-    async def child_changed(meta: Mapping[str, Any]) -> None:
-        for key in handlers.owners(meta["namespace"], meta):
-            await queue.add(key, CHILD_SECONDS)
-
-    async def service_changed(meta: Mapping[str, Any]) -> None:
-        await queue.add((meta["namespace"], meta["name"]))
-
-    mirror = Mirror(cluster, settings.namespaces, child_changed, service_changed)
+    """Reconcile until `stop` is set, once `standby` is filled."""
+    metrics.LEADER.set(1)
+    if not await _unless(stop, standby.filled()):
+        return
+    mirror = standby.mirror
 
     def news(service: Mapping[str, Any]) -> bool:
         # kopf's list leaves these two out of its items.
@@ -141,10 +148,9 @@ async def lead(
         reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
     health.queue = queue
-    metrics.LEADER.set(1)
     started = asyncio.Event()
     work = [
-        asyncio.create_task(queue.run()),
+        asyncio.create_task(_first_all(standby, queue)),
         asyncio.create_task(Pulse(mirror, pods, queue.add).run()),
         asyncio.create_task(mounts.run()),
         asyncio.create_task(resync(cluster, queue, settings)),
@@ -173,17 +179,24 @@ async def lead(
         metrics.LEADER.set(0)
         for task in (*work, again, watches):
             task.cancel()
-        await asyncio.gather(*work, again, mirror.stop(), return_exceptions=True)
+        await asyncio.gather(*work, again, standby.stop(), return_exceptions=True)
         await asyncio.wait([watches], timeout=STOP_SECONDS)
     for task in done:
         if not task.cancelled() and task.exception() is not None:
             raise RuntimeError("the operator's work ended") from task.exception()
 
 
+async def _first_all(standby: Standby, queue: WorkQueue) -> None:
+    """Work on the queue, in which every service is from the beginning."""
+    await standby.take_up(queue.add)
+    await queue.run()
+
+
 async def run(settings: Settings, stop: asyncio.Event) -> int:
     """The whole life of one replica; returns the exit status."""
     health = Health()
     cluster = await Cluster.connect(settings.api_concurrency)
+    standby = Standby(cluster, settings)
     runner = await serve_health(settings, health)
     lease = Lease(
         cluster.aside(2), settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds
@@ -193,10 +206,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
             try:
                 if not await _unless(stop, lease.acquire()):
                     return 0
-                return await _term(lease, lead(cluster, settings, health, stop, registration))
+                return await _term(lease, lead(cluster, settings, health, stop, registration, standby))
             finally:
                 await lease.release()
     finally:
+        await standby.stop()
         await runner.cleanup()
         await cluster.close()
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import kopf
 
+from stoker_operator.cluster.api import PAGE_ITEMS
 from stoker_operator.cluster.queue import Key
-from stoker_operator.manifests.cache import USER_PREFIX
-from stoker_operator.manifests.identity import INSTANCE
-from stoker_operator.spec.service import GROUP, KIND, PLURAL, VERSION
+from stoker_operator.spec.service import GROUP, PLURAL, VERSION
 
 
 class _NothingKept(kopf.DiffBaseStorage):
@@ -46,6 +45,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.client_timeout = 300
     chosen.watching.connect_timeout = 15
     chosen.watching.reconnect_backoff = 1.0
+    # Else all services are parsed at once: of 5,000 that would be more than all else that the operator holds.
+    chosen.watching.chunk_size = PAGE_ITEMS
     chosen.networking.request_timeout = 60
     chosen.networking.connect_timeout = 15
     # Unused as long as there are only event handlers; if one is ever added, its state stays under our own
@@ -74,13 +75,3 @@ def registry(
             await enqueue((namespace or "", name))
 
     return handlers
-
-
-def owners(namespace: str, meta: Any) -> set[Key]:
-    """The services that a child belongs to: by its owner references, by its label where it has another owner, and by
-    the users that a cache volume names.
-    """
-    names = {key.removeprefix(USER_PREFIX) for key in meta.get("annotations") or {} if key.startswith(USER_PREFIX)}
-    names |= {item["name"] for item in meta.get("ownerReferences") or () if item["kind"] == KIND}
-    instance = (meta.get("labels") or {}).get(INSTANCE)
-    return {(namespace, name) for name in names | ({instance} if instance else set())}

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stoker_operator import metrics
-from stoker_operator.apply.children import carry_out
+from stoker_operator.apply.children import Done, carry_out
 from stoker_operator.apply.events import Telling
-from stoker_operator.apply.status import write_status
+from stoker_operator.apply.status import differs, write_status
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import ENDPOINT_SLICE
@@ -33,14 +33,19 @@ from stoker_operator.observe.comparison import Comparisons
 from stoker_operator.observe.observe import counters, gpu_to_get, idle, load, observe, observe_pods, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
-from stoker_operator.plan.actions import Finding
+from stoker_operator.plan.actions import Action, Apply, Finding
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService, SpecError, parse
 from stoker_operator.status import status
 
 # What was just written may be what something else waits for; its event need not come back to us.
-_FOLLOW_UP_SECONDS = 0.5
+FOLLOW_UP_SECONDS = 0.5
+# Children of which nothing but what they hold is asked: what the answer to a write says of them is all there is to see.
+_PASSIVE = frozenset(
+    each.kind
+    for each in (kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.DISRUPTION_BUDGET, kinds.NETWORK_POLICY, kinds.INGRESS)
+)
 
 
 class ApplyFailed(Exception):
@@ -108,14 +113,44 @@ class Reconciler:
         await self._note_turn((namespace, name), plan)
         async with Telling(self.cluster, raw) as telling:
             # 4. apply
-            failures = await carry_out(self.cluster, raw, plan.actions, telling, first=not observed.begun)
+            done = await carry_out(self.cluster, raw, plan.actions, telling, first=not observed.begun)
             # 5. status
-            if failures:
-                await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
-                raise ApplyFailed("; ".join(failures))
+            if done.failures:
+                await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(done.failures)}."), now)
+                raise ApplyFailed("; ".join(done.failures))
             told = await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now), telling)
+        again = plan.requeue_after
+        if plan.actions or told is not None:
+            settled = self._settled(service, observed, plan, done, told or raw, now)
+            again = FOLLOW_UP_SECONDS if settled is None else settled.requeue_after
+            if settled is not None:
+                await self._note_turn((namespace, name), settled)
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
-        return _FOLLOW_UP_SECONDS if plan.actions or told else plan.requeue_after
+        return again
+
+    def _settled(
+        self,
+        service: InferenceService,
+        observed: Observed,
+        plan: Plan,
+        done: Done,
+        raw: Mapping[str, Any],
+        now: datetime,
+    ) -> Plan | None:
+        """The plan of a second look, made of what the API server answered to the writes of the first one: where it has
+        nothing to do, nobody need look. None where it has, or where the cluster may show more than the answers.
+        """
+        names = [_child(action) for action in plan.actions]
+        if set(names) != done.applied.keys() or not {kind for kind, _ in names} <= _PASSIVE:
+            return None
+        again = as_served(parse(raw, tolerate_unknown=_serves(raw)))
+        if replace(again, status={}) != replace(service, status={}):
+            return None
+        seen = observed.once_written(done.applied)
+        second = make_plan(again, seen, self.settings, now)
+        if second.actions or second.asks_more:
+            return None
+        return None if differs(again.status, status.from_plan(again, seen, second, now)) else second
 
     def _without(self) -> frozenset[str]:
         """The kinds that nobody has a right to: with no activator, nothing leads to it."""
@@ -186,6 +221,13 @@ class Reconciler:
         found = status.refused(raw.get("status") or {}, int(meta.get("generation", 1)), finding, state, now)
         async with Telling(self.cluster, raw) as telling:
             await write_status(self.cluster, raw, found, telling)
+
+
+def _child(action: Action) -> tuple[str, str]:
+    """Kind and name of the child that an action applies; ("", "") of any other action."""
+    if not isinstance(action, Apply):
+        return "", ""
+    return str(action.manifest["kind"]), str(action.manifest["metadata"]["name"])
 
 
 def _serves(raw: Mapping[str, Any]) -> bool:

@@ -1,30 +1,12 @@
-"""handlers.py: which services an event concerns, and that kopf stores nothing on objects."""
+"""handlers.py: which events are news, and that kopf stores nothing on objects and lists them in pages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import kopf
-import pytest
 
-from stoker_operator.handlers import owners, registry, settings
-
-REFERENCE = {"kind": "InferenceService", "name": "owner"}
-
-
-@pytest.mark.parametrize(
-    ("meta", "expected"),
-    [
-        ({"ownerReferences": [REFERENCE]}, {"owner"}),
-        ({"labels": {"app.kubernetes.io/instance": "demo"}}, {"demo"}),
-        ({"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}], "labels": {}}, set()),
-        ({"ownerReferences": [REFERENCE, REFERENCE | {"name": "other"}]}, {"owner", "other"}),
-        ({"annotations": {"user.stoker.dev/demo": "uid-1 60", "a/b": "c"}}, {"demo"}),
-        ({}, set()),
-    ],
-)
-def test_owners(meta: dict[str, Any], expected: set[str]) -> None:
-    assert owners("ns", meta) == {("ns", name) for name in expected}
+from stoker_operator.handlers import registry, settings
 
 
 async def ignore(key: tuple[str, str]) -> None:
@@ -46,6 +28,11 @@ def test_watches_end() -> None:
     assert chosen.watching.client_timeout
     assert chosen.watching.connect_timeout
     assert chosen.peering.standalone
+
+
+def test_services_are_listed_in_pages() -> None:
+    """5,000 services parsed at once took more memory than all else."""
+    assert 0 < (settings().watching.chunk_size or 0) <= 500
 
 
 async def test_what_we_wrote_ourselves_is_no_news() -> None:

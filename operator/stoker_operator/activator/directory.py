@@ -26,8 +26,8 @@ from stoker_operator.manifests.activation import (
     slice_addresses,
     slice_port,
 )
-from stoker_operator.manifests.identity import COMPONENT, INSTANCE
-from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.manifests.identity import COMPONENT, INSTANCE, OURS
+from stoker_operator.observe.mirror import Mirror
 
 log = logging.getLogger("stoker.activator")
 # A watch that ended for good is begun anew at the next look.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker_operator import metrics
@@ -30,21 +31,29 @@ class NameTaken(Exception):
     """A child's name is in use by an object that is not this service's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of actions: one sentence for each that the API server refused, and the objects that applies made, by
+    kind and name.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    applied: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+
 async def carry_out(
     cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], telling: Telling, *, first: bool
-) -> list[str]:
-    """Do every action, in order; `first`: nothing of the service is there yet. Returns one sentence for each that the
-    API server refused.
-    """
+) -> Done:
+    """Do every action, in order; `first`: nothing of the service is there yet."""
     refused = await _names_taken(cluster, service, actions)
     if refused and first:
         actions = tuple(action for action in actions if id(action) in refused)
-    failures = []
+    done = Done()
     for action in actions:
         try:
             if id(action) in refused:
                 raise refused[id(action)]
-            if not await _do(cluster, service, action):
+            if not await _do(cluster, service, action, done.applied):
                 continue
         except (ApiError, NameTaken) as error:
             if isinstance(error, ApiError) and error.status == 409 and isinstance(action, Apply) and action.patch:
@@ -52,27 +61,30 @@ async def carry_out(
             subject = action.event[1].partition(":")[0]
             said = f"{subject} failed: {error.message if isinstance(error, ApiError) else error}"
             advice = action.if_refused if isinstance(action, Apply) else ""
-            failures.append(f"{said.rstrip('.')}; {advice}" if advice else said)
-            log.warning("%s/%s: %s", *service_key(service), failures[-1])
+            done.failures.append(f"{said.rstrip('.')}; {advice}" if advice else said)
+            log.warning("%s/%s: %s", *service_key(service), done.failures[-1])
             continue
         reason, message = action.event
         log.info("%s/%s: %s", *service_key(service), message)
         if not action.quiet:
             telling.tell("Normal", reason, message)
-    return failures
+    return done
 
 
-async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> bool:
-    """Whether there was anything to do."""
+async def _do(
+    cluster: Cluster, service: Mapping[str, Any], action: Action, applied: dict[tuple[str, str], Mapping[str, Any]]
+) -> bool:
+    """Whether there was anything to do; an object that was applied is put into `applied`."""
     namespace = service["metadata"]["namespace"]
     if isinstance(action, Generate):
         return await _generate(cluster, namespace, action)
     if isinstance(action, Apply):
         kind = kinds.BY_NAME[action.manifest["kind"]]
+        name = action.manifest["metadata"]["name"]
         if action.patch is not None:
-            await cluster.merge(kind, namespace, action.manifest["metadata"]["name"], action.patch)
+            applied[kind.kind, name] = await cluster.merge(kind, namespace, name, action.patch)
         else:
-            await cluster.apply(kind, action.manifest)
+            applied[kind.kind, name] = await cluster.apply(kind, action.manifest)
         metrics.ACTIONS.labels(verb="apply", kind=kind.kind).inc()
         return True
     kind = kinds.BY_NAME[action.kind]

@@ -26,11 +26,13 @@ OTHERS = ("wake",)
 
 async def write_status(
     cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any], telling: Telling
-) -> bool:
-    """Write the status if it says something new, with the events of what is news."""
+) -> Mapping[str, Any] | None:
+    """Write the status if it says something new, with the events of what is news. Returns the service with it, None
+    where nothing was written.
+    """
     earlier = service.get("status") or {}
-    if not _differs(earlier, status):
-        return False
+    if not differs(earlier, status):
+        return None
     meta = service["metadata"]
     manifest = {
         "apiVersion": service["apiVersion"],
@@ -39,16 +41,16 @@ async def write_status(
         "status": dict(status),
     }
     try:
-        await cluster.apply(kinds.INFERENCE_SERVICE, manifest, subresource="status")
+        written = await cluster.apply(kinds.INFERENCE_SERVICE, manifest, subresource="status")
     except ApiError as error:
         if error.status != 404:
             raise
-        return False
+        return None
     _count_canary(earlier, status)
     for kind, told in _news(earlier, status):
         log.info("%s/%s: %s: %s", *service_key(service), told["reason"], told["message"])
         telling.tell(kind, told["reason"], told["message"])
-    return True
+    return written
 
 
 def _news(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -81,7 +83,7 @@ def _found(status: Mapping[str, Any]) -> str:
     return str((status.get("follow") or {}).get("found", ""))
 
 
-def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+def differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Whether ours differs from what is there; what other writers say there is not ours to compare."""
     there = {key: value for key, value in earlier.items() if key not in OTHERS}
     if "conditions" in there:

@@ -22,7 +22,8 @@ from kubernetes.aio import config as kubernetes_config
 
 from stoker_operator import metrics
 from stoker_operator.cluster.kinds import EVENT, POD, Kind
-from stoker_operator.manifests.identity import FIELD_MANAGER
+from stoker_operator.manifests.cache import services_of
+from stoker_operator.manifests.identity import FIELD_MANAGER, OURS
 
 Object = dict[str, Any]
 REQUEST_SECONDS = 30.0
@@ -123,6 +124,20 @@ class Cluster:
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace ("": of all) that carry the labels of `selector`."""
         return [item async for items, _ in self.pages(kind, namespace, selector) for item in items]
+
+    async def together(self, kinds: Sequence[Kind], namespace: str, selector: str) -> dict[Kind, list[Object]]:
+        """`list_all` of several kinds."""
+        lists = await asyncio.gather(*(self.list_all(kind, namespace, selector) for kind in kinds))
+        return dict(zip(kinds, lists, strict=True))
+
+    async def concerning(self, kind: Kind, namespace: str, service: str) -> list[Object]:
+        """Our objects of a kind that concern a service of the namespace, as `services_of` has it."""
+        found = await self.list_all(kind, namespace, OURS)
+        return [item for item in found if service in services_of(item["metadata"])]
+
+    async def by_name(self, kind: Kind, namespace: str) -> Mapping[str, Object]:
+        """Our objects of a kind in a namespace by their names, as they are now."""
+        return {item["metadata"]["name"]: item for item in await self.list_all(kind, namespace, OURS)}
 
     async def recent(self, kind: Kind) -> list[Object]:
         """All objects of a kind as they were within the last minute: for what hardly changes and many ask for."""

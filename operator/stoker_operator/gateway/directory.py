@@ -14,7 +14,8 @@ from typing import Any
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import ENDPOINT_SLICE, SERVICE
 from stoker_operator.gateway.models import Backend, read_backends
-from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.manifests.identity import OURS
+from stoker_operator.observe.mirror import Mirror
 
 log = logging.getLogger("stoker.gateway")
 # A watch that ended for good is begun anew at the next look.

@@ -33,6 +33,7 @@ from stoker_operator.manifests.identity import (
     CACHE_LABEL,
     COMPONENT,
     FIELD_MANAGER,
+    INSTANCE,
     MANAGED_BY,
     SOURCE_LABEL,
     Manifest,
@@ -66,6 +67,16 @@ def claim_name(service: InferenceService) -> str:
 def owns_claim(service: InferenceService) -> bool:
     """Whether the operator makes and ends the claim; one of the user's own is never written to as an object."""
     return service.cache.has_volume and not (service.in_place or service.cache.existing_claim)
+
+
+def services_of(meta: Mapping[str, Any]) -> set[str]:
+    """The names of the services that an object of these metadata concerns: by its owner references, by its label where
+    it has another owner, and by the users that a cache claim names.
+    """
+    names = {key.removeprefix(USER_PREFIX) for key in meta.get("annotations") or () if key.startswith(USER_PREFIX)}
+    names |= {item["name"] for item in meta.get("ownerReferences") or () if item["kind"] == KIND}
+    instance = (meta.get("labels") or {}).get(INSTANCE)
+    return names | ({instance} if instance else set())
 
 
 def claim_users(claim: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

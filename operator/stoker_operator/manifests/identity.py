@@ -28,6 +28,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 PART_OF = "app.kubernetes.io/part-of"
+# The objects that are ours, as a label selector.
+OURS = f"{MANAGED_BY}=stoker"
 # The component of a group's pods but its leader, which is an engine as any.
 WORKER = "worker"
 

@@ -21,11 +21,12 @@ from stoker_operator import metrics
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests.copies import COPY_PREFIX, FULL, SELECTED_NODE, SERVED, copy_label
+from stoker_operator.manifests.identity import OURS
 from stoker_operator.node_cache.disk import Disk
 from stoker_operator.node_cache.room import Bounds, Stored, give_up
 from stoker_operator.node_cache.settings import NodeCacheSettings
 from stoker_operator.node_cache.wishes import Lent, Wish, mine, pod_of, read_lent, read_wish, volume
-from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.observe.mirror import Mirror
 from stoker_operator.spec.quantity import human_bytes
 
 log = logging.getLogger("stoker.node-cache")

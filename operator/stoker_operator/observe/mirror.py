@@ -5,7 +5,8 @@ with the answer to the write and is taken over at once, so nobody reads an older
 Invariants: an object is never replaced by an older version of itself, and one that was deleted does not come back with
 a late answer; a watch that broke goes on where it was, and lists again when the API server has forgotten that place; a
 watch that ended for good is begun anew by the next reader. Objects are kept packed, a hundredth of what they are
-parsed to, and every reader gets his own; who wrote which of their fields is left out where no plan asks for it.
+parsed to, and every reader gets his own; who wrote which of their fields, and all else that nobody asks of a kind, is
+left out. A change is told if it is one to readers: where all that is kept stayed as it was, nobody is.
 Knows nothing of what the objects mean.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,11 +23,19 @@ import orjson
 
 from stoker_operator import metrics
 from stoker_operator.cluster.api import ApiError, Cluster, Object
-from stoker_operator.cluster.kinds import CLAIM, DEPLOYMENT, INFERENCE_SERVICE, LEADER_WORKER_SET, Kind
-from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, MANAGED_BY
+from stoker_operator.cluster.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    INFERENCE_SERVICE,
+    LEADER_WORKER_SET,
+    REPLICA_SET,
+    Kind,
+)
+from stoker_operator.manifests.cache import services_of
+from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, OURS
 
 log = logging.getLogger("stoker.operator")
-OURS = f"{MANAGED_BY}=stoker"
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 _MOST_TOMBSTONES = 10_000
@@ -34,6 +43,8 @@ _MOST_TOMBSTONES = 10_000
 _A_TURN = 32
 # Whether a field is still as we applied it is asked of these alone; it is half of every object.
 _FIELDS_ASKED = (DEPLOYMENT.kind, LEADER_WORKER_SET.kind, CLAIM.kind)
+# What nobody asks: of a ReplicaSet only which revision it is, of a budget only what was applied.
+_UNASKED = {REPLICA_SET.kind: ("spec", "status"), DISRUPTION_BUDGET.kind: ("status",)}
 # Raw deflate at its quickest, with a window of 16 KiB: what objects of one kind have in common lies in the first one.
 _LEVEL, _WINDOW, _MEMORY = 1, -14, 7
 Place = tuple[str, str]
@@ -43,15 +54,17 @@ Changed = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """`services` are the names of those that the object concerns; the version stands here alone."""
+
     uid: str
     version: int
-    instance: str
+    services: tuple[str, ...]
     packed: bytes
 
 
 @dataclass(slots=True)
 class _Shelf:
-    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance).
+    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, service).
 
     `pattern` is the text of the first object, by which all are packed. `deleted` are the versions at
     which objects went, by uid: an object that lost its label went too, and may come back.
@@ -66,37 +79,47 @@ class _Shelf:
     watches: list[asyncio.Task[None]] = field(default_factory=list)
 
     def put(self, item: Object) -> bool:
-        """Take an object over, unless a newer version of it is known; whether it was news."""
+        """Take an object over, unless a newer version of it is known; whether it is another one to who reads it."""
         meta = item["metadata"]
         place, version = (meta["namespace"], meta["name"]), int(meta["resourceVersion"])
         known = self.entries.get(place)
         if self.deleted.get(meta["uid"], -1) >= version or (known is not None and known.version >= version):
             return False
+        packed = self._pack(item)
+        if known is not None and known.uid == meta["uid"] and known.packed == packed:
+            self.entries[place] = _Entry(known.uid, version, known.services, packed)
+            return False
         if known is not None:
             self._forget(place, known)
-        instance = (meta.get("labels") or {}).get(INSTANCE, "")
-        self.entries[place] = _Entry(meta["uid"], version, instance, self._pack(item))
-        self.named.setdefault((place[0], instance), set()).add(place[1])
+        entry = _Entry(meta["uid"], version, tuple(sorted(services_of(meta))) or ("",), packed)
+        self.entries[place] = entry
+        for service in entry.services:
+            self.named.setdefault((place[0], service), set()).add(place[1])
         self.inside.setdefault(place[0], set()).add(place[1])
         return True
 
     def read(self, place: Place) -> Object:
         """An object that is there, for one reader."""
-        unpacked = zlib.decompressobj(_WINDOW, zdict=self.pattern).decompress(self.entries[place].packed)
-        found: Object = orjson.loads(unpacked)
+        return self.unpack(self.entries[place])
+
+    def unpack(self, entry: _Entry) -> Object:
+        """An object as it was, for one reader."""
+        found: Object = orjson.loads(zlib.decompressobj(_WINDOW, zdict=self.pattern).decompress(entry.packed))
+        found["metadata"]["resourceVersion"] = str(entry.version)
         return found
 
     def being_deleted(self, place: Place) -> None:
         """Let an object that is there be seen as one that goes."""
         known, item = self.entries[place], self.read(place)
         item["metadata"].setdefault("deletionTimestamp", "now")
-        self.entries[place] = _Entry(known.uid, known.version, known.instance, self._pack(item))
+        self.entries[place] = _Entry(known.uid, known.version, known.services, self._pack(item))
 
     def _pack(self, item: Object) -> bytes:
-        if "managedFields" in item["metadata"] and item["kind"] not in _FIELDS_ASKED:
-            meta = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-            item = item | {"metadata": meta}
-        text = orjson.dumps(item)
+        left_out = {"resourceVersion"} if item["kind"] in _FIELDS_ASKED else {"resourceVersion", "managedFields"}
+        kept = {key: value for key, value in item.items() if key not in _UNASKED.get(item["kind"], ())}
+        kept["metadata"] = {key: value for key, value in item["metadata"].items() if key not in left_out}
+        # Sorted, since the answer to a write and a watch need not have one order.
+        text = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
         self.pattern = self.pattern or text
         packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW, _MEMORY, zdict=self.pattern)
         return packer.compress(text) + packer.flush()
@@ -118,7 +141,8 @@ class _Shelf:
 
     def _forget(self, place: Place, entry: _Entry) -> None:
         del self.entries[place]
-        _drop(self.named, (place[0], entry.instance), place[1])
+        for service in entry.services:
+            _drop(self.named, (place[0], service), place[1])
         _drop(self.inside, place[0], place[1])
 
 
@@ -127,6 +151,25 @@ def _drop(index: dict[K, set[str]], key: K, name: str) -> None:
     index[key].discard(name)
     if not index[key]:
         del index[key]
+
+
+class _Packed(Mapping[str, Object]):
+    """Objects by name as they were at one moment, each unpacked when it is asked for."""
+
+    def __init__(self, shelf: _Shelf, entries: Mapping[str, _Entry]) -> None:
+        self._shelf, self._entries = shelf, entries
+
+    def __getitem__(self, name: str) -> Object:
+        return self._shelf.unpack(self._entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
 
 class Mirror(Cluster):
@@ -165,9 +208,32 @@ class Mirror(Cluster):
         ours, _, instance = selector.partition(f",{INSTANCE}=")
         if ours != OURS or not namespace or "," in instance:
             return await super().list_all(kind, namespace, selector)
+        return self._of(await self._followed(kind), namespace, instance)
+
+    async def together(self, kinds: Sequence[Kind], namespace: str, selector: str) -> dict[Kind, list[Object]]:
+        """As Cluster's, from memory where it is one service's children that are asked for."""
+        ours, _, instance = selector.partition(f",{INSTANCE}=")
+        if ours != OURS or not namespace or not instance or "," in instance:
+            return await super().together(kinds, namespace, selector)
+        shelves = [await self._followed(kind) for kind in kinds]
+        return {kind: self._of(shelf, namespace, instance) for kind, shelf in zip(kinds, shelves, strict=True)}
+
+    async def concerning(self, kind: Kind, namespace: str, service: str) -> list[Object]:
+        """As Cluster's, from memory."""
         shelf = await self._followed(kind)
-        names = shelf.named.get((namespace, instance), ()) if instance else shelf.inside.get(namespace, ())
-        return [shelf.read((namespace, name)) for name in sorted(names)]
+        return [shelf.read((namespace, name)) for name in sorted(shelf.named.get((namespace, service), ()))]
+
+    async def by_name(self, kind: Kind, namespace: str) -> Mapping[str, Object]:
+        """As Cluster's, from memory; each is unpacked when it is asked for, for of many few are."""
+        shelf = await self._followed(kind)
+        return _Packed(shelf, {name: shelf.entries[namespace, name] for name in shelf.inside.get(namespace, ())})
+
+    def _of(self, shelf: _Shelf, namespace: str, instance: str) -> list[Object]:
+        """The objects that carry the label of an instance, "": all of the namespace."""
+        if not instance:
+            return [shelf.read((namespace, name)) for name in sorted(shelf.inside.get(namespace, ()))]
+        found = [shelf.read((namespace, name)) for name in sorted(shelf.named.get((namespace, instance), ()))]
+        return [item for item in found if (item["metadata"].get("labels") or {}).get(INSTANCE) == instance]
 
     def known(self, kind: Kind) -> Iterator[Object]:
         """The objects of a kind that is followed already, in all namespaces, unpacked one at a time; who takes his time
@@ -212,6 +278,10 @@ class Mirror(Cluster):
         entry = shelf.entries.get((namespace, name)) if shelf is not None else None
         if shelf is not None and entry is not None and entry.uid == uid:
             shelf.being_deleted((namespace, name))
+
+    async def follow(self, kind: Kind) -> None:
+        """Have a kind listed and watched before anybody asks for it. Raises ApiError."""
+        await self._followed(kind)
 
     async def _followed(self, kind: Kind) -> _Shelf:
         """The kind's objects, with watches running. Raises ApiError when they cannot be listed."""

@@ -31,7 +31,16 @@ from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.groups import members, read_groups
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress, workload_of
+from stoker_operator.observe.snapshot import (
+    AdapterReport,
+    Answer,
+    Beside,
+    Children,
+    Idle,
+    Observed,
+    Progress,
+    workload_of,
+)
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
@@ -42,6 +51,16 @@ CHILDREN = (
 )  # fmt: skip
 
 
+async def kinds_read(cluster: Cluster, without: frozenset[str]) -> tuple[Kind, ...]:
+    """The kinds of children that a reconcile reads, but for claims. Raises ApiError."""
+    served = await cluster.served([kind for kind in kinds.OPTIONAL if kind.kind not in without])
+    wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
+    dashboards = kinds.POD_MONITOR.kind in served and "Dashboard" not in without  # made for the same clusters
+    if dashboards or "AdapterList" not in without:
+        wanted += (kinds.CONFIG_MAP,)
+    return tuple(kind for kind in wanted if kind.kind not in without)
+
+
 async def observe(
     cluster: Cluster, pods: PodClient, service: InferenceService, without: frozenset[str] = frozenset()
 ) -> Observed:
@@ -50,19 +69,12 @@ async def observe(
     Raises ApiError when the API server refuses.
     """
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
-    served = await cluster.served([kind for kind in kinds.OPTIONAL if kind.kind not in without])
-    wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
-    dashboards = kinds.POD_MONITOR.kind in served and "Dashboard" not in without  # made for the same clusters
-    if dashboards or "AdapterList" not in without:
-        wanted += (kinds.CONFIG_MAP,)
-    wanted = tuple(kind for kind in wanted if kind.kind not in without)
-    lists = await asyncio.gather(
-        *(cluster.list_all(kind, service.namespace, ours) for kind in wanted),
-        cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
-    )
-    by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*wanted, kinds.CLAIM), lists, strict=True))
-    by_kind |= _owned({kind: by_kind[kind] for kind in wanted}, service.uid)
-    children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
+    wanted = await kinds_read(cluster, without)
+    found = await cluster.together(wanted, service.namespace, ours)
+    claims = await cluster.concerning(kinds.CLAIM, service.namespace, service.name)
+    by_kind = _owned(found, service.uid)
+    own = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
+    children = Children(own, await cluster.by_name(kinds.CLAIM, service.namespace))
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
     fill_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == FILL)
@@ -77,7 +89,7 @@ async def observe(
     silent = frozenset(name for name, word in words.items() if word is None)
     state = _state(workload, by_kind, engine_pods, worker_pods, floor, silent)
     for each in (service, service.as_canary):
-        children |= await _claim(cluster, each, children)
+        own |= await _claim(cluster, each, children)
     answered = str((service.status.get("revisions") or {}).get("answered", ""))
     progress, answer, beside, adapters = await asyncio.gather(
         _progress(pods, service, children, fetch_pods),
@@ -87,7 +99,7 @@ async def observe(
     )
     return Observed(
         children=children,
-        claims=tuple(by_kind[kinds.CLAIM]),
+        claims=tuple(claims),
         engine_pods=engine_pods,
         fetch_pods=fetch_pods,
         verify_pods=verify_pods,
@@ -96,7 +108,7 @@ async def observe(
         jobs=tuple(by_kind[kinds.JOB]),
         revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,
-        served=served,
+        served=frozenset(kind.kind for kind in wanted if kind in kinds.OPTIONAL),
         without=without,
         progress=progress,
         answer=answer,
@@ -167,8 +179,7 @@ async def observe_pods(
     served = await cluster.served([kinds.LEADER_WORKER_SET] if kinds.LEADER_WORKER_SET.kind not in without else [])
     wanted = (kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, *([kinds.LEADER_WORKER_SET] if served else []))
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={name}"
-    lists = await asyncio.gather(*(cluster.list_all(kind, namespace, ours) for kind in wanted))
-    found = _owned(dict(zip(wanted, lists, strict=True)), uid)
+    found = _owned(await cluster.together(wanted, namespace, ours), uid)
     workloads = (*found.get(kinds.LEADER_WORKER_SET, ()), *found[kinds.DEPLOYMENT])
     workload = next((item for item in workloads if item["metadata"]["name"] != f"{name}-{COMPONENT_NAME}"), None)
     engine_pods = [pod for pod in found[kinds.POD] if _component(pod) not in (COMPONENT_NAME, WORKER)]

@@ -6,7 +6,7 @@ Knows nothing of how it was observed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from stoker_operator.observe.rollout import Rollout
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
+_CLAIM = "PersistentVolumeClaim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,35 @@ class Beside:
     comparison: Comparison | None = None
 
 
+class Children(Mapping[tuple[str, str], Object]):
+    """The objects that a service owns, and the caches of its whole namespace, which it may come to use, by kind and
+    name. Who goes through all looks at the keys first: a namespace has hundreds of caches, and each is read when it is
+    asked for.
+    """
+
+    def __init__(self, own: Mapping[tuple[str, str], Object], caches: Mapping[str, Object]) -> None:
+        self._own, self._caches = own, caches
+
+    def __getitem__(self, key: tuple[str, str]) -> Object:
+        if key in self._own or key[0] != _CLAIM:
+            return self._own[key]
+        return self._caches[key[1]]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._own or (isinstance(key, tuple) and key[0] == _CLAIM and key[1] in self._caches)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        yield from self._own
+        yield from (key for name in self._caches if (key := (_CLAIM, name)) not in self._own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def but(self, others: Mapping[tuple[str, str], Object]) -> Children:
+        """The same with `others`, in the places of those of their names."""
+        return Children({**self._own, **others}, self._caches)
+
+
 def workload_of(children: Mapping[tuple[str, str], Object], service: InferenceService) -> Object | None:
     """As Observed.workload."""
     keys = [(LEADER_WORKER_SET[1], group_name(service)), ("Deployment", service.name)]
@@ -83,7 +113,7 @@ def workload_of(children: Mapping[tuple[str, str], Object], service: InferenceSe
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
+    """The cluster as one reconcile sees it. `claims` are the caches that name this service, as its own or as a user.
 
     `revisions` are the ControllerRevisions; `room` says where one more pod of the wanted template could go, `load` how
     many requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None =
@@ -150,7 +180,16 @@ class Observed:
             self, engine_pods=other.pods, rollout=other.rollout, answer=other.answer, progress=other.progress
         )
 
+    def of_kinds(self, *kinds: str) -> Iterator[tuple[str, str, Object]]:
+        """(kind, name, object) of every child of these kinds."""
+        return ((*key, self.children[key]) for key in self.children if key[0] in kinds)
+
+    def once_written(self, children: Mapping[tuple[str, str], Object]) -> Observed:
+        """The same cluster with these objects, as the API server answered when they were written."""
+        known = self.children
+        return replace(self, children=known.but(children) if isinstance(known, Children) else {**known, **children})
+
     @property
     def begun(self) -> bool:
         """Whether anything of the service is there: volumes apart, which may be others' too."""
-        return any(kind != "PersistentVolumeClaim" for kind, _ in self.children)
+        return any(kind != _CLAIM for kind, _ in self.children)

@@ -64,9 +64,8 @@ def converge(
     keep = {(manifest["kind"], manifest["metadata"]["name"]) for manifest, _ in wanted}
     actions: list[Action] = [
         Delete(kind, name, item["metadata"]["uid"], gone)
-        for (kind, name), item in observed.children.items()
-        if kind in kinds
-        and name not in others
+        for kind, name, item in observed.of_kinds(*kinds)
+        if name not in others
         and (kind, name) not in keep
         and "deletionTimestamp" not in item["metadata"]
     ]

@@ -151,8 +151,8 @@ def _not_taken_up(observed: Observed, done: str) -> Finding:
 
 def _is_record_of_live(observed: Observed, template_hash: str) -> bool:
     """Whether the Deployment was last applied with the template of this revision."""
-    kinds = ("Deployment", manifests.LEADER_WORKER_SET[1])
-    live = {manifests.live_template_key(item) for (kind, _), item in observed.children.items() if kind in kinds}
+    workloads = observed.of_kinds("Deployment", manifests.LEADER_WORKER_SET[1])
+    live = {manifests.live_template_key(item) for _, _, item in workloads}
     return any(record.hash == template_hash and record.key in live for record in map(read_record, observed.revisions))
 
 

@@ -25,9 +25,9 @@ SERVICE = {
 async def carried_out(slow: Slow, *actions: Action) -> list[str]:
     cluster = cast(Cluster, slow)
     async with Telling(cluster, SERVICE) as telling:
-        failures = await carry_out(cluster, SERVICE, actions, telling, first=False)
+        done = await carry_out(cluster, SERVICE, actions, telling, first=False)
         slow.log.append("carried out")
-    return failures
+    return done.failures
 
 
 class Slow:

@@ -228,3 +228,52 @@ async def test_it_ends_when_it_is_cancelled_however_many_keys_come() -> None:
             each.cancel()
         assert ended, "it works on"
         await asyncio.gather(*loads, return_exceptions=True)
+
+
+async def order_of(*adds: tuple[str, float, bool]) -> list[str]:
+    """Names in the order in which one worker takes them, of (name, seconds after which it is due, routine)."""
+    seen: list[str] = []
+    done = asyncio.Event()
+
+    async def work(namespace: str, name: str) -> None:
+        seen.append(name)
+        if len(seen) == len({name for name, _, _ in adds}):
+            done.set()
+
+    queue = WorkQueue(work, workers=1, per_second=100_000)
+    for name, after, routine in adds:
+        await queue.add(("n", name), after, routine=routine)
+    task = asyncio.create_task(queue.run())
+    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(queue) == 0
+    return seen
+
+
+async def test_a_change_goes_before_the_round_of_all() -> None:
+    names = [f"round-{number}" for number in range(random.randint(20, 60))]
+    seen = await order_of(*((name, 0.0, True) for name in names), ("changed", 0.0, False), (names[-1], 0.0, False))
+    assert seen == ["changed", names[-1], *names[:-1]]
+
+
+async def test_the_round_of_all_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "ROUTINE_WAITS_SECONDS", 5.0)
+    waited, fresh = ("waited", -5.5, True), ("fresh", -4.5, True)
+    assert await order_of(waited, fresh, ("changed", 0.0, False)) == ["waited", "changed", "fresh"]
+
+
+async def test_what_is_due_later_holds_up_nothing_that_is_due_now() -> None:
+    assert await order_of(("later", 0.2, False), ("round", 0.0, True)) == ["round", "later"]
+    assert await order_of(("round", 0.2, True), ("now", 0.0, False)) == ["now", "round"]
+
+
+async def test_many_adds_of_one_key_are_not_piled_up() -> None:
+    async def work(namespace: str, name: str) -> None:
+        raise AssertionError(name)
+
+    queue = WorkQueue(work, workers=1, per_second=1000)
+    for number in range(500):
+        await queue.add(("n", "a"), 100.0 + number % 7, routine=number % 2 == 0)
+    assert sum(len(lane.order) for lane in queue._lanes) < 20

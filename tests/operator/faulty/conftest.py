@@ -13,7 +13,7 @@ from tests.operator.reconcile.conftest import engine, gauges, node, ready
 
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.queue import WorkQueue
-from stoker_operator.handlers import owners
+from stoker_operator.manifests.cache import services_of
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
@@ -38,8 +38,8 @@ async def behind(proxy: Proxy, namespace: str, monkeypatch: pytest.MonkeyPatch) 
         cluster = await Cluster.connect()
 
     async def child_changed(meta: Mapping[str, Any]) -> None:
-        for key in owners(meta["namespace"], meta):
-            await queue.add(key)
+        for name in services_of(meta):
+            await queue.add((meta["namespace"], name))
 
     async def service_changed(meta: Mapping[str, Any]) -> None:
         await queue.add((meta["namespace"], meta["name"]))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
+from stoker_operator.manifests.cache import services_of
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
@@ -93,3 +94,21 @@ def test_a_replaced_volume_is_filled_again(service: Build) -> None:
 def test_the_longest_name_leaves_room_for_a_job(service: Build, settings: Settings) -> None:
     job = manifests.prefetch_job(service("a" * 40), settings, "v", 9999)
     assert len(job["metadata"]["name"]) <= 63
+
+
+REFERENCE = {"kind": "InferenceService", "name": "owner"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"ownerReferences": [REFERENCE]}, {"owner"}),
+        ({"labels": {"app.kubernetes.io/instance": "demo"}}, {"demo"}),
+        ({"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}], "labels": {}}, set()),
+        ({"ownerReferences": [REFERENCE, REFERENCE | {"name": "other"}]}, {"owner", "other"}),
+        ({"annotations": {"user.stoker.dev/demo": "uid-1 60", "a/b": "c"}}, {"demo"}),
+        ({}, set()),
+    ],
+)
+def test_the_services_that_an_object_concerns(meta: dict[str, Any], expected: set[str]) -> None:
+    assert services_of(meta) == expected

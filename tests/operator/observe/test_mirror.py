@@ -14,8 +14,9 @@ from stoker_operator.cluster import api as cluster_module
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import Kind
+from stoker_operator.manifests.identity import OURS
 from stoker_operator.observe import mirror as mirror_module
-from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.observe.mirror import Mirror
 
 Object = dict[str, Any]
 SELECTOR = f"{OURS},app.kubernetes.io/instance=demo"
@@ -24,7 +25,7 @@ SELECTOR = f"{OURS},app.kubernetes.io/instance=demo"
 def service(version: int, name: str = "a", uid: str = "u1", instance: str = "demo") -> Object:
     labels = {"app.kubernetes.io/instance": instance, "app.kubernetes.io/managed-by": "stoker"}
     meta = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "labels": labels}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": meta}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"externalName": f"v{version}"}}
 
 
 class Scripted(Cluster):

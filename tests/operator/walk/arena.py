@@ -22,7 +22,8 @@ from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import workload
 from stoker_operator.manifests.fetching import asking
-from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.manifests.identity import OURS
+from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.observe import CHILDREN
 from stoker_operator.process import spare_garbage
 

@@ -14,7 +14,7 @@ from tests.operator.walk.arena import Arena
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.kinds import Kind
-from stoker_operator.observe.mirror import OURS
+from stoker_operator.manifests.identity import OURS
 from stoker_operator.observe.observe import CHILDREN
 
 PATIENCE_SECONDS = 240.0

@@ -124,8 +124,8 @@ def _goes(leader: Object | None, group: Group) -> bool:
 
 def waits_for(observed: Observed) -> str:
     """What groups of the current revision wait for, as a clause; "" = nothing that does not show otherwise."""
-    sets = (item for (kind, _), item in observed.children.items() if kind == LEADER_WORKER_SET[1])
-    if not observed.serving_pods and any(not item.get("status") for item in sets):
+    sets = observed.of_kinds(LEADER_WORKER_SET[1])
+    if not observed.serving_pods and any(not item.get("status") for _, _, item in sets):
         return ", and nobody has looked at the LeaderWorkerSet yet: see whether lws-controller-manager runs"
     lacking = []
     for leader in observed.engine_pods:
