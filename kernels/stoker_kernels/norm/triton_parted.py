@@ -120,6 +120,6 @@ def _register(block: int, *, gated: bool) -> None:
     register_aot(rms_norm_by_kernel, given, [others], options=options, compact=compact)
 
 
-for _block in (512 << power for power in range(4)):
-    _register(_block, gated=True)
-    _register(_block, gated=False)
+for _size in (512 << power for power in range(4)):
+    _register(_size, gated=True)
+    _register(_size, gated=False)
