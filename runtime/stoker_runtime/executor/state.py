@@ -145,7 +145,8 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
         return
     clashes = (
         (config.drafting is not None, "speculative_config", "a state cannot go back to before a draft"),
-        (config.enable_lora, "enable_lora", "adapters of such layers are not served"),
+        (config.enable_lora and config.ranks > 1, "enable_lora",
+         "adapters of layers with a state are not cut into ranks"),
         (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
          "states are not moved to the host, and preempted sequences are computed again"),
         (config.publishes_kv_events, "kv_events_config", "nothing of a prompt is cached for others"),
