@@ -122,7 +122,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + adapter_bytes(config, spec)
         + SpeculationState.nbytes(config)
         + ordered_sum_bytes(config, spec)
-        + sequence_state_bytes(config, spec) * slots
+        + sequence_state_bytes(config, spec) * (slots + config.num_state_snapshots)
     )
 
 
@@ -149,7 +149,7 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
          "adapters of layers with a state are not cut into ranks"),
         (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
          "states are not moved to the host, and preempted sequences are computed again"),
-        (config.publishes_kv_events, "kv_events_config", "nothing of a prompt is cached for others"),
+        (config.publishes_kv_events, "kv_events_config", "a cached page is of use where its states are kept, too"),
         (config.ranks > 1, "tensor_parallel_size" if config.tensor_parallel_size > 1 else "pipeline_parallel_size",
          "layers with a state are not cut into ranks yet"),
     )  # fmt: skip

@@ -54,7 +54,7 @@ class StepBody:
         self.decoder = decoder
         self.adapters = adapters
         self.page_size = config.page_size
-        self.states = state_arena(rows, spec, decoder.dtype, device)
+        self.states = state_arena(rows + config.num_state_snapshots, spec, decoder.dtype, device)
         layout = kv_layout(config, spec)
         self.kv = kept_by_layer(spec, [arena[place] for _, place in layout.places], self.states)
         self.page_tables = allocate_tables(layout.tables, rows, -(-config.max_model_len // config.page_size), device)

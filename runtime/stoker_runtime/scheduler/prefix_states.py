@@ -1,0 +1,60 @@
+"""States of prefixes: where a prompt's chunks end so that its states are kept, and where another one goes on from.
+
+A chunk ends where a page does. A prompt's last chunk begins where its last whole page ends, for the next prompt that
+begins so; and one chunk ends where pages were found cached without states, for where two prompts part a third one will.
+
+Invariants: states are kept by the step after the chunk, before anything writes to them; a chunk that cannot end where a
+page does keeps none. Nothing waits for a snapshot.
+Knows nothing of pages' owners, slots and policies.
+"""
+
+from __future__ import annotations
+
+from stoker_runtime.kvcache.snapshots import Snapshots
+from stoker_runtime.scheduler.draft import Draft
+from stoker_runtime.scheduler.sequence import Sequence
+
+
+class PrefixStates:
+    """The decisions; the books are those of `Snapshots`."""
+
+    def __init__(self, snapshots: Snapshots, page_size: int) -> None:
+        self.snapshots = snapshots
+        self._size = page_size
+
+    def covered(self, sequence: Sequence, pages: int) -> int:
+        """How many of a prefix's cached `pages` are a hit: those up to a snapshot, and never the last token."""
+        return self.snapshots.longest(sequence.keys, min(pages, (len(sequence.tokens) - 1) // self._size))
+
+    def enter(self, sequence: Sequence, covered: int, cached: int, draft: Draft) -> None:
+        """A sequence that got its slot goes on behind `covered` pages; `cached` pages were there of its prefix."""
+        if covered:
+            draft.state_loads.append((self.snapshots.use(sequence.keys[covered - 1]), sequence.slot))
+        whole = (len(sequence.tokens) - 1) // self._size
+        sequence.marks = tuple(sorted({each * self._size for each in (min(cached, whole), whole) if each > covered}))
+        sequence.saved = None
+
+    def reach(self, sequence: Sequence, stop: int) -> int:
+        """Where a chunk that may run to position `stop` ends."""
+        start = sequence.computed
+        for mark in sequence.marks:
+            if start < mark < stop:
+                return mark
+        if stop == len(sequence.tokens):
+            return stop
+        down = stop // self._size * self._size
+        return down if down > start else stop
+
+    def settle(self, sequence: Sequence) -> None:
+        """Its chunk was launched, and its whole pages are cached: keep its states, if one ended there.
+
+        Of states within a prompt the last ones are of use: earlier ones are given up before all others.
+        """
+        pages, rest = divmod(sequence.computed, self._size)
+        if rest or not pages:
+            return
+        if sequence.saved is not None:
+            self.snapshots.demote(sequence.saved)
+        key = sequence.keys[pages - 1]
+        self.snapshots.save(key, sequence.slot)
+        sequence.saved = None if sequence.computed in sequence.marks else key
