@@ -127,8 +127,8 @@ class Executor:
 
     @property
     def states(self) -> tuple[torch.Tensor, ...]:
-        """The states of all slots."""
-        return self.body.states
+        """The states of all slots and prefixes, and what lets a step take drafts back."""
+        return self.body.kept
 
     @property
     def draft_costs(self) -> DraftCosts | None:

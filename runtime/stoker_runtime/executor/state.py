@@ -20,6 +20,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.states.plan import drafted_bytes
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
@@ -123,6 +124,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + SpeculationState.nbytes(config)
         + ordered_sum_bytes(config, spec)
         + sequence_state_bytes(config, spec) * (slots + config.num_state_snapshots)
+        + drafted_bytes(config, spec)
     )
 
 
@@ -144,7 +146,6 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
     if spec.recurrent is None:
         return
     clashes = (
-        (config.drafting is not None, "speculative_config", "a state cannot go back to before a draft"),
         (config.enable_lora and config.ranks > 1, "enable_lora",
          "adapters of layers with a state are not cut into ranks"),
         (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",

@@ -63,7 +63,8 @@ QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu
 
 class Decoder:
     """A model on one device. `kv` of `forward` is one `(k_cache, v_cache)` per layer, `[P, Hkv, B, D]` each, or of
-    latents one `(cache,)`; of a layer with a state `(window, state)` by slot, and of one that feeds forward alone `()`.
+    latents one `(cache,)`; of a layer with a state `(window, state)` by slot, behind them where drafts are verified
+    what is kept of their tokens, and of one that feeds forward alone `()`.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Decoder:
             gates = None
             if state.gates is not None:
                 gates = self._adapted(hidden, state.gates, None, f"layers.{index}.state_gates", adapters)
-            return pass_states(self.spec, state, projected, gates, inputs.attention, kept)
+            return pass_states(self.spec, state, projected, gates, inputs, kept)
         return self._attend(index, projected, inputs, kept)
 
     def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.adapters.peft_folders import greedy, load_base, make_adapter, merged
+from tests.runtime.drafts.random_pace import decide_by_chance
 from tests.runtime.models.test_zoo import save_random
 
 from stoker_runtime import LLM, LoRARequest, SamplingParams
@@ -68,8 +69,9 @@ def _any_projection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuners_utils, "_check_lora_target_modules_mamba", lambda *_: None)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_each_row_gives_the_tokens_of_its_merged_model(name: str, tmp_path: Path) -> None:
+def test_each_row_gives_the_tokens_of_its_merged_model(name: str, device: str, tmp_path: Path) -> None:
     rng = random.Random(name)
     base = tmp_path / "base"
     base.mkdir()
@@ -85,12 +87,17 @@ def test_each_row_gives_the_tokens_of_its_merged_model(name: str, tmp_path: Path
     assert len(set(map(tuple, expected))) == len(expected), "adapters have to be told apart by their tokens"
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, detokenize=False)
     asked = [({"prompt_token_ids": prompt}, lora) for prompt in prompts for lora in loras]
-    with LLM(str(base), **SIZES) as llm:
+    with LLM(str(base), **SIZES | {"device": device}) as llm:
         for _ in range(2):
             outputs = llm.generate([one for one, _ in asked], params, lora_request=[lora for _, lora in asked])
             assert [list(each.outputs[0].token_ids) for each in outputs] == expected
         llm.engine.scheduler.check()
         llm.engine.adapters.check()
+    drafts = {"method": "suffix", "num_speculative_tokens": 4}
+    with LLM(str(base), **SIZES | {"device": device}, speculative_config=drafts) as llm:
+        decide_by_chance(llm.engine, rng)
+        outputs = llm.generate([one for one, _ in asked], params, lora_request=[lora for _, lora in asked])
+        assert [list(each.outputs[0].token_ids) for each in outputs] == expected
 
 
 def test_adapters_that_call_modules_as_checkpoints_do(tmp_path: Path) -> None:

@@ -172,7 +172,6 @@ def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": 2})}, "speculative_config"),
         ({"enable_lora": True, "tensor_parallel_size": 2}, "enable_lora cannot go with"),
         ({"swap_space": 1.0}, "swap_space cannot go with"),
         ({"num_cpu_blocks": 7}, "num_cpu_blocks cannot go with"),
