@@ -48,7 +48,7 @@ class Placement:
         alone = sum(each is not None for each in (host, sight, snapshots)) <= 1
         assert alone, "the host pool knows nothing of states and of pages that are given up, nor these of each other"
         self.pages = pages
-        self.states = None if snapshots is None else PrefixStates(snapshots, pages.page_size)
+        self.states = None if snapshots is None else PrefixStates(snapshots, pages)
         if snapshots is not None:
             pages.on_evict = lambda _, key: snapshots.page_given_up(key)
         self.near = None if sight is None else NearPages(pages, sight)
@@ -229,6 +229,13 @@ class Placement:
         if self.near is not None:
             self.near.give_up(sequence)
 
+    def cross(self, sequence: Sequence, draft: Draft) -> bool:
+        """A page for the next token of a sequence that decodes; False when there is none."""
+        if self.states is not None:
+            self.publish(sequence)
+            self.states.begin_page(sequence)
+        return self.grow(sequence, draft)
+
     def grow(self, sequence: Sequence, draft: Draft) -> bool:
         """One more page, and with them those of layers with a window; False when there are none."""
         if self.near is not None:
@@ -320,9 +327,7 @@ class Placement:
             self.host.settle()
 
     def take_moves(self) -> tuple[Moves, Moves, Moves, Moves]:
-        """What the batch to be launched moves: pages to the host, pages back from there, adapters to their slots, and
-        states that it begins by keeping.
-        """
+        """What the next batch moves: pages to the host and back, adapters to their slots, states that are kept."""
         out, back = ((), ()) if self.host is None else self.host.take_moves()
         saves = () if self.states is None else self.states.snapshots.take_saves()
         return out, back, self.adapters.take_loads(), saves

@@ -2,14 +2,16 @@
 
 A chunk ends where a page does. A prompt's last chunk begins where its last whole page ends, for the next prompt that
 begins so; and one chunk ends where pages were found cached without states, for where two prompts part a third one will.
+A decode that begins a page keeps the states before it, for who goes on with its text, where a row is spare.
 
-Invariants: states are kept by the step after the chunk, before anything writes to them; a chunk that cannot end where a
-page does keeps none. Nothing waits for a snapshot.
-Knows nothing of pages' owners, slots and policies.
+Invariants: states are kept by the step after the one that made them, before anything writes to them; a chunk that
+cannot end where a page does keeps none. Nothing waits for a snapshot.
+Knows nothing of who holds pages, of slots and policies.
 """
 
 from __future__ import annotations
 
+from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.snapshots import Snapshots
 from stoker_runtime.scheduler.draft import Draft
 from stoker_runtime.scheduler.sequence import Sequence
@@ -18,9 +20,10 @@ from stoker_runtime.scheduler.sequence import Sequence
 class PrefixStates:
     """The decisions; the books are those of `Snapshots`."""
 
-    def __init__(self, snapshots: Snapshots, page_size: int) -> None:
+    def __init__(self, snapshots: Snapshots, pages: PageManager) -> None:
         self.snapshots = snapshots
-        self._size = page_size
+        self._pages = pages
+        self._size = pages.page_size
 
     def covered(self, sequence: Sequence, pages: int) -> int:
         """How many of a prefix's cached `pages` are a hit: those up to a snapshot, and never the last token."""
@@ -54,7 +57,16 @@ class PrefixStates:
         if rest or not pages:
             return
         if sequence.saved is not None:
-            self.snapshots.demote(sequence.saved)
+            self.snapshots.spare(sequence.saved)
         key = sequence.keys[pages - 1]
         self.snapshots.save(key, sequence.slot)
         sequence.saved = None if sequence.computed in sequence.marks else key
+
+    def begin_page(self, sequence: Sequence) -> None:
+        """All that was launched of a sequence that decodes fills its pages: keep its states, if these are cached."""
+        pages, rest = divmod(sequence.computed, self._size)
+        if rest or sequence.ahead or pages > sequence.published:
+            return
+        # The page that was cached may have been another one's, and be gone.
+        if self._pages.is_cached(key := sequence.keys[pages - 1]):
+            self.snapshots.save(key, sequence.slot, spare=True)

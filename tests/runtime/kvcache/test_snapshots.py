@@ -27,7 +27,7 @@ def test_the_least_used_one_is_given_up_those_of_sessions_after_all_others() -> 
     books.keep([B, C, b"unknown"])
     books.save(b"e", 7)
     assert [key for key in (A, B, C, D) if books.longest([key], 1)] == [A, B, C]
-    books.demote(b"e")
+    books.spare(b"e")
     books.save(b"f", 7)
     assert books.longest([b"e"], 1) == 0
     assert books.longest([A], 1) == 1
@@ -36,6 +36,19 @@ def test_the_least_used_one_is_given_up_those_of_sessions_after_all_others() -> 
     books.save(b"g", 7)
     books.save(b"h", 7)
     assert [key for key in (A, B, C) if books.longest([key], 1)] == [A, C]
+
+
+def test_spare_ones_take_the_place_of_spare_ones_alone() -> None:
+    books = Snapshots(2, 0)
+    books.save(A, 1)
+    books.save(B, 1, spare=True)
+    books.save(C, 1, spare=True)
+    assert [books.has(key) for key in (A, B, C)] == [True, False, True]
+    books.use(C)
+    books.save(D, 1, spare=True)
+    assert [books.has(key) for key in (A, C, D)] == [True, True, False]
+    books.save(D, 1)
+    assert [books.has(key) for key in (A, C, D)] == [False, True, True]
 
 
 def test_what_is_given_up_before_its_step_is_not_saved() -> None:
@@ -58,14 +71,14 @@ def test_no_row_is_lost() -> None:
         chance = rng.random()
         if chance < 0.4:
             cached.add(key)
-            books.save(key, rng.randrange(3))
+            books.save(key, rng.randrange(3), spare=rng.random() < 0.3)
         elif chance < 0.6:
             cached.discard(key)
             books.page_given_up(key)
         elif chance < 0.7:
             books.keep([key])
         elif chance < 0.8:
-            books.demote(key)
+            books.spare(key)
         elif chance < 0.81:
             books.clear()
         elif books.longest([key], 1):

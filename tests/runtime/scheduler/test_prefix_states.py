@@ -61,8 +61,9 @@ def test_chunks_end_where_pages_do() -> None:
     device = harness(max_num_batched_tokens=10)
     batches = run(device, prompt(1, 23))
     assert chunks(batches) == [(0, 8), (8, 8), (16, 4), (20, 3)]
+    # Of its answer one page more.
     saved = [row for batch in batches for _, row in batch.state_saves]
-    assert len(set(saved)) == 3
+    assert len(saved) == len(set(saved)) == 4
     # One that parts from it within the second chunk goes on behind the first.
     assert chunks(run(device, (*prompt(1, 10), *prompt(70, 4))))[0] == (8, 4)
 
@@ -116,3 +117,32 @@ def test_after_a_failure_nothing_is_trusted() -> None:
     batches = run(device, prompt(1, 13))
     assert chunks(batches)[0] == (0, 12)
     assert batches[0].state_loads == ()
+
+
+def test_a_text_is_gone_on_with_where_its_last_page_began() -> None:
+    """Of a prompt of 10 tokens and an answer: states are kept at 8, and where the answer begins pages, at 12 and 16."""
+    device = harness()
+    first = device.add(prompt(1, 10), max_tokens=8)
+    saves = []
+    while first.finish is None:
+        saves += device.step()[0].state_saves
+    assert len(saves) == 3
+    again = (*first.tokens, *prompt(60, 4))
+    assert chunks(run(device, again)) == [(16, 4), (20, 2)]
+    # In full rows it takes nobody's place.
+    busy = harness(snapshots=1)
+    first = busy.add(prompt(1, 10), max_tokens=8)
+    while first.finish is None:
+        busy.step()
+    assert chunks(run(busy, (*first.tokens, *prompt(60, 4))))[0][0] == 8
+
+
+def test_who_is_preempted_where_a_page_begins_goes_on_there() -> None:
+    device = harness(num_pages=6, max_num_seqs=2)
+    sequences = [device.add(prompt(1, 9), max_tokens=8), device.add(prompt(31, 9), max_tokens=8)]
+    seen = []
+    while any(each.finish is None for each in sequences):
+        seen.append(device.step()[0])
+    assert device.scheduler.stats().preemptions > 0
+    came_back = [chunk for batch in seen for chunk in batch.prefills if chunk.start == 12]
+    assert came_back, "what was computed before is computed again"
