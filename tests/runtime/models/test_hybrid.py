@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.drafts.random_pace import decide_by_chance
 from tests.runtime.executor.test_real_executor import workload
 from tests.runtime.models.test_zoo import save_random
 
@@ -51,7 +52,8 @@ def choices(llm: LLM, prompt: list[int], asked: SamplingParams) -> list[list[int
     return [list(each.token_ids) for each in request.outputs]
 
 
-def test_crowding_changes_no_token(folder: Path) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_crowding_changes_no_token(drafts: bool, folder: Path) -> None:
     """Chunks among decodes and sequences that are preempted and run anew, in slots that others had, and prefixes whose
     states are kept. And the same after a sleep that dropped all states.
     """
@@ -63,7 +65,9 @@ def test_crowding_changes_no_token(folder: Path) -> None:
     with LLM(**options(folder, **lonely)) as roomy:
         alone = [roomy.generate_tokens([each], [one])[0] for each, one in zip(prompts, params, strict=True)]
     sizes = {"max_num_seqs": 5, "max_num_batched_tokens": 24, "num_gpu_blocks": 8, "enable_sleep_mode": True}
-    with LLM(**options(folder, **sizes)) as crowded:
+    asked = {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}} if drafts else {}
+    with LLM(**options(folder, **sizes, **asked)) as crowded:
+        decide_by_chance(crowded.engine, random.Random(7))  # type: ignore[arg-type]
         assert crowded.generate_tokens(prompts, params) == alone
         stats = crowded.engine.stats()
         crowded.engine.scheduler.check()  # type: ignore[attr-defined]
