@@ -33,6 +33,7 @@ class SchedulerConfig:
     `shares_prompts`: pages are all that a sequence has of its prompt, so that others of its family may take them.
     `sight`, unless None: layers with a window give up pages that it does not reach, which are pages of their own.
     `snapshots`: of prefixes so many have their states kept, without which their pages are no hit; 0: pages are enough.
+    A chunk is cut for states of `snapshot_tokens` tokens and more: fewer are computed in the step that the cut costs.
     """
 
     num_pages: int
@@ -57,6 +58,7 @@ class SchedulerConfig:
     shares_prompts: bool = True
     sight: Sight | None = None
     snapshots: int = 0
+    snapshot_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

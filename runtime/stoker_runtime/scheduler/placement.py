@@ -20,7 +20,6 @@ from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.kvcache.sight import Sight
-from stoker_runtime.kvcache.snapshots import Snapshots
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER, AdapterSlots
 from stoker_runtime.scheduler.cache_notes import note_cached
@@ -43,14 +42,14 @@ class Placement:
         host: HostPool | None = None,
         adapter_slots: int = 0,
         sight: Sight | None = None,
-        snapshots: Snapshots | None = None,
+        states: PrefixStates | None = None,
     ) -> None:
-        alone = sum(each is not None for each in (host, sight, snapshots)) <= 1
+        alone = sum(each is not None for each in (host, sight, states)) <= 1
         assert alone, "the host pool knows nothing of states and of pages that are given up, nor these of each other"
         self.pages = pages
-        self.states = None if snapshots is None else PrefixStates(snapshots, pages)
-        if snapshots is not None:
-            pages.on_evict = lambda _, key: snapshots.page_given_up(key)
+        self.states = states
+        if states is not None:
+            pages.on_evict = lambda _, key: states.snapshots.page_given_up(key)
         self.near = None if sight is None else NearPages(pages, sight)
         self.growth = 1 if sight is None else 1 + sight.parts
         """Pages that the next `page_size` tokens of a sequence take."""
@@ -83,8 +82,8 @@ class Placement:
             pages.drafted = DraftedPages()
             if host is not None:
                 host.drafted = pages.drafted
-        snapshots = Snapshots(config.snapshots, config.max_num_seqs) if config.snapshots and caching else None
-        return cls(pages, config.max_num_seqs, host, config.adapter_slots, config.sight, snapshots)
+        states = PrefixStates.of(config, pages)
+        return cls(pages, config.max_num_seqs, host, config.adapter_slots, config.sight, states)
 
     def lookup(self, sequence: Sequence) -> Found:
         """What `sequence` may start from, not yet acquired.

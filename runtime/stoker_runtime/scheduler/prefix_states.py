@@ -14,16 +14,26 @@ from __future__ import annotations
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.snapshots import Snapshots
 from stoker_runtime.scheduler.draft import Draft
+from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.sequence import Sequence
 
 
 class PrefixStates:
     """The decisions; the books are those of `Snapshots`."""
 
-    def __init__(self, snapshots: Snapshots, pages: PageManager) -> None:
+    def __init__(self, snapshots: Snapshots, pages: PageManager, least: int = 0) -> None:
+        """`least`: tokens that have to be before a cut, and were not there, for a chunk to be cut."""
         self.snapshots = snapshots
+        self._least = least
         self._pages = pages
         self._size = pages.page_size
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, pages: PageManager) -> PrefixStates | None:
+        """None where pages are enough, or nothing is cached."""
+        if not config.snapshots or not config.prefix_caching:
+            return None
+        return cls(Snapshots(config.snapshots, config.max_num_seqs), pages, config.snapshot_tokens)
 
     def covered(self, sequence: Sequence, pages: int) -> int:
         """How many of a prefix's cached `pages` are a hit: those up to a snapshot, and never the last token."""
@@ -34,7 +44,9 @@ class PrefixStates:
         if covered:
             draft.state_loads.append((self.snapshots.use(sequence.keys[covered - 1]), sequence.slot))
         whole = (len(sequence.tokens) - 1) // self._size
-        sequence.marks = tuple(sorted({each * self._size for each in (min(cached, whole), whole) if each > covered}))
+        least = covered * self._size + max(self._least, 1)
+        ends = {each * self._size for each in (min(cached, whole), whole)}
+        sequence.marks = tuple(sorted(each for each in ends if each >= least))
         sequence.saved = None
 
     def reach(self, sequence: Sequence, stop: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.runtime.scheduler.harness import Harness
 
+from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.step.batch import Batch
 
 SLOTS = 3
@@ -57,6 +58,14 @@ def test_a_prompt_of_less_than_a_page_is_not_cut() -> None:
     assert chunks(run(device, prompt(1, 3))) == [(0, 3)]
 
 
+def test_few_tokens_are_not_worth_a_step() -> None:
+    device = harness(snapshot_tokens=8)
+    assert chunks(run(device, prompt(1, 8))) == [(0, 8)]
+    assert chunks(run(device, prompt(31, 9))) == [(0, 8), (8, 1)]
+    # Four more than were there.
+    assert chunks(run(device, prompt(31, 14))) == [(8, 6)]
+
+
 def test_chunks_end_where_pages_do() -> None:
     device = harness(max_num_batched_tokens=10)
     batches = run(device, prompt(1, 23))
@@ -105,6 +114,17 @@ def test_adapters_and_salts_have_states_of_their_own() -> None:
     other = device.add(prompt(1, 13), max_tokens=3, cache_salt="other")
     assert chunks([device.step()[0]]) == [(0, 12)]
     assert other.cached_tokens == 0
+
+
+@pytest.mark.parametrize(("session", "found"), [("", 0), ("talk", 12)])
+def test_a_session_comes_back_to_its_states(session: str, found: int) -> None:
+    device = harness(snapshots=2)
+    for tokens, owner in ((prompt(1, 13), session), (prompt(21, 13), ""), (prompt(41, 13), ""), (prompt(61, 13), "")):
+        device.scheduler.add(Request("r", tokens, SamplingParams(max_tokens=2), session=owner))
+        device.run()
+    again = device.add(prompt(1, 13), max_tokens=2)
+    device.run()
+    assert again.cached_tokens == found
 
 
 def test_after_a_failure_nothing_is_trusted() -> None:
