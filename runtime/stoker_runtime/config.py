@@ -83,8 +83,8 @@ class EngineConfig(NodeSettings):
     `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `page_size`, `num_gpu_blocks`: 0 = decided at start.
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is. `num_cpu_blocks`
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
-    prefixes; 0: none.
-    `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
+    prefixes; 0: none. Of models whose layers keep states, those of `num_state_snapshots` prefixes are kept; 0: by
+    `max_num_seqs`. `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
     `quantize_head` is what the output head becomes at load, tied or not. `isq` is `quantization` at load with no more
     than a few matrices in 16 bits on the device at any time.
     `kernels` pins implementations: {"linear": "cublas"}. `kv_events_config` None publishes nothing of the prefix cache.
@@ -96,8 +96,7 @@ class EngineConfig(NodeSettings):
     experts whole, and not each of them. `disable_custom_all_reduce` leaves all sums over GPUs to NCCL. A server runs
     `data_parallel_size` engines beside each other, each on ranks of its own; this one is `data_parallel_rank`.
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
-    `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
-    `lora_modules` are loaded at the start.
+    `max_cpu_loras` (0: `max_loras`), at first `lora_modules`. `lora_embeddings` makes room for the ends of the model.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
     `disable_hybrid_kv_cache_manager`: layers with a window keep the pages of whole sequences, as the others do.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
@@ -117,6 +116,7 @@ class EngineConfig(NodeSettings):
     max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
+    num_state_snapshots: int = 0
     max_queued: int = 4096
     page_size: int = 0
     num_gpu_blocks: int = 0
@@ -182,8 +182,8 @@ class EngineConfig(NodeSettings):
         for name, value, allowed in choices:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
-        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "num_cpu_blocks",
-                 "swap_space", "cpu_threads", "gpu_memory_reserve_gb")  # fmt: skip
+        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_state_snapshots", "num_gpu_blocks",
+                 "num_cpu_blocks", "swap_space", "cpu_threads", "gpu_memory_reserve_gb")  # fmt: skip
         counts = ("max_queued", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         for name, least in (*((name, 0) for name in sizes), *((name, 1) for name in counts)):
             if getattr(self, name) < least:

@@ -227,7 +227,9 @@ register_aot(
 )
 register_aot(
     _record_tokens_kernel,
-    dict.fromkeys(("row_slots", "position", "last_token", "history"), f"*{I32}")
+    # Of a step with chunks the slots are a part of its upload.
+    {"row_slots": I32_ANYWHERE}
+    | dict.fromkeys(("position", "last_token", "history"), f"*{I32}")
     | dict.fromkeys(("rows", "stride", "history_length"), I32),
     [{"ROWS": _ROWS}],
 )

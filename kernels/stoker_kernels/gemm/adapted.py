@@ -39,6 +39,7 @@ MOST_PAIRS, FEW_PAIRS = 32, 16
 """Adapters of a step × sixteens of their ranks, and tiles of a plan: one a lane of the warp that lists them. Beyond one
 block of 8 tokens only few: `split` is faster from 24 pairs on (H200)."""
 MOST_SLOTS = 255  # a token's is a byte
+MOST_PIECES = 3  # of AdapterArguments
 _RANKS = 16  # of a box of B
 _NO_ROW = 2**31 - 1
 
@@ -143,6 +144,8 @@ def refusal(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> str 
     most = MOST_PAIRS if tile.tokens == 8 else FEW_PAIRS
     if min(len(o.x), slots) * blocks > most or tiles > MOST_PAIRS or slots > MOST_SLOTS:
         return f"a step has up to {min(len(o.x), slots)} adapters of {max_rank} ranks in {tiles} tiles, too many"
+    if len(target.rows) > MOST_PIECES:
+        return f"takes up to {MOST_PIECES} pieces"
     if tile.family == "multicast" and tile.tokens > MOST_TOKENS:
         return f"takes up to {MOST_TOKENS} tokens"
     if any(rows % 8 for rows in target.rows) or sum(target.rows) != len(o.weight):

@@ -21,7 +21,8 @@ from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraTarget, plan_til
 from stoker_kernels.quant import Quantized
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-MAX_PIECES = 3
+MAX_PIECES = 4
+"""Runs of rows of one matrix: Q, K, V and a gate; the kernels take three at a time."""
 MAX_SPLITS = 16
 SPLIT_COLUMNS = 256
 """Columns of x that one program of a small step shrinks, unless that takes more than MAX_SPLITS."""

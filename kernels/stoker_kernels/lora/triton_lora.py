@@ -221,16 +221,20 @@ def ranks_of(max_rank: int) -> int:
 
 
 def _expand(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, splits: int, planned: bool) -> None:
+    """A launch for three pieces at a time."""
     _, max_rank, pieces, _ = target.a.shape
     slot_stride, rank_stride, _ = target.b.stride()
-    rows = (*target.rows, 0, 0)[:3]
-    blocks = sum(triton.cdiv(each, _ROWS) for each in target.rows)
-    lora_expand_kernel[(blocks, plan.adapters.shape[0])](
-        y, target.b, target.ranks, plan.order, plan.adapters, scratch, y.stride(0), *rows,
-        slot_stride // 16, rank_stride // 16, max_rank, pieces, plan.order.shape[0], splits,
-        TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, SPLITS=1 if splits == 1 else MAX_SPLITS,
-        PLANNED=planned, WIDEN=interpreting(), num_warps=_WARPS[plan.tile], **launch_options(y.device),
-    )  # fmt: skip
+    most = len(_ROW_COUNTS)
+    for first in range(0, pieces, most):
+        before, rows = sum(target.rows[:first]), target.rows[first : first + most]
+        blocks = sum(triton.cdiv(each, _ROWS) for each in rows)
+        lora_expand_kernel[(blocks, plan.adapters.shape[0])](
+            y[:, before:], target.b[:, :, before:], target.ranks, plan.order, plan.adapters,
+            scratch[first * max_rank :], y.stride(0), *(*rows, 0, 0)[:most],
+            slot_stride // 16, rank_stride // 16, max_rank, pieces, plan.order.shape[0], splits,
+            TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, SPLITS=1 if splits == 1 else MAX_SPLITS,
+            PLANNED=planned, WIDEN=interpreting(), num_warps=_WARPS[plan.tile], **launch_options(y.device),
+        )  # fmt: skip
 
 
 def _register() -> None:

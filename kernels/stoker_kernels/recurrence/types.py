@@ -1,5 +1,7 @@
 """The rows of a step as recurrences see them: whose state is where, and which tokens go through it.
 
+Of tokens that may be taken back, too: these go through a state that stays, and what they do to it is kept beside it.
+
 Knows nothing of kernels.
 """
 
@@ -31,3 +33,34 @@ class RecurrentRows:
     def count(self) -> int:
         """Rows, padding included."""
         return int(self.slots.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """`R` rows of up to `steps` tokens each, of which the last ones may be taken back; token t of row r is t·R + r.
+
+    slots [R] int32: where a row's state rests, below 0 for padding; seq_lens [steps·R] int32: tokens of the sequence up
+    to this one, 0 for a token that there is not, and none follows it. Each row has a state: it began before.
+    """
+
+    slots: Tensor
+    seq_lens: Tensor
+    steps: int
+
+    @property
+    def count(self) -> int:
+        """Rows, padding included."""
+        return int(self.slots.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What the tokens of `DraftRows` would do to states, until it is known which of them count. `T` = steps·R.
+
+    inputs [T, C]: what convolutions read, mixed [T, C]: what they gave, gates [T, 2, H] fp32: two numbers a head. Of
+    one layer, or of all with a dimension in front; whatever is longer than T is not touched.
+    """
+
+    inputs: Tensor
+    mixed: Tensor
+    gates: Tensor

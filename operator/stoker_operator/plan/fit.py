@@ -3,8 +3,8 @@ verdict.
 
 Invariants: pure arithmetic; what is not known gives the verdict "Unknown", never a guess that blocks a pod.
 Knows nothing of how the engine lays out memory beyond its sums: on the GPU weights + KV of one full context, or of
---num-gpu-blocks, + states of all sequences + workspace, within what the engine may take of it; on the host what
-host_memory.py adds up.
+--num-gpu-blocks, + states of sequences and prefixes + workspace, within what the engine may take of it; on the host
+what host_memory.py adds up.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stoker_operator.spec.service import FetchedModel, InferenceService
 WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
 LARGE_GIB = 36
 # Most sequences that run at a time on such a GPU and on a smaller one, unless they are told, and the part of the GPU
-# that their states take at most then.
-LARGE_SEQUENCES, SEQUENCES, STATES_PART = 1024, 256, 4
+# that their states take at most then. Of prefixes the states of half as many are kept, or of so many.
+LARGE_SEQUENCES, SEQUENCES, STATES_PART, LEAST_SNAPSHOTS = 1024, 256, 4, 4
 # Of one value of an adapter on a GPU.
 ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
@@ -163,7 +163,8 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     # Heads with a state, and layers that have them, are shared as weights are.
     state_bytes = -(-model.state_bytes // service.parallelism.ranks)
     sequences = service.runtime.max_concurrency or _sequences(state_bytes, gpu)
-    states = sequences * state_bytes / GIB
+    prefixes = _prefixes(said, sequences)
+    states = (sequences + prefixes) * state_bytes / GIB
     taken = weights + kv + workspace + adapters + states
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
@@ -173,7 +174,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
         round(usable, 3), context, certain,
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
-    slots += f" + states of {sequences} sequences {states:.2f}" if states else ""
+    slots += f" + states of {sequences} sequences and {prefixes} prefixes {states:.2f}" if states else ""
     gpus, engines = service.parallelism.all_ranks, service.parallelism.data
     each = f"on each of {gpus} GPUs " if gpus > 1 else ""
     each += f"of {service.resources.nodes} nodes " if service.resources.spans_nodes else ""
@@ -195,6 +196,13 @@ def _sequences(state_bytes: int, gpu: Gpu) -> int:
     """How many run at a time where nobody says it: a power of two whose states take no more than a part of the GPU."""
     room = max(int(gpu.gib * GIB) // STATES_PART // max(state_bytes, 1), 1)
     return min(LARGE_SEQUENCES if gpu.gib >= LARGE_GIB else SEQUENCES, 1 << room.bit_length() - 1)
+
+
+def _prefixes(said: Mapping[str, str], sequences: int) -> int:
+    """Of how many prefixes the states are kept; `said` are the engine's flags."""
+    if said.get("enable-prefix-caching", "") == "false":
+        return 0
+    return count(said.get("num-state-snapshots", "")) or max(LEAST_SNAPSHOTS, sequences // 2)
 
 
 def _share(said: Mapping[str, str]) -> float:

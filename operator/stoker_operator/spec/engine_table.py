@@ -68,6 +68,7 @@ SETTINGS: frozenset[str] = frozenset({
     "node-secret-file",
     "num-cpu-blocks",
     "num-gpu-blocks",
+    "num-state-snapshots",
     "otlp-traces-endpoint",
     "pipeline-parallel-size",
     "pooler-config",

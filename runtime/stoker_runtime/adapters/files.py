@@ -92,15 +92,16 @@ def read_adapter(
 
 def _pairs(file: Path, config: PeftConfig, layout: AdapterLayout, names: set[str]) -> dict[str, _Pair]:
     """The matrices of each module that the adapter changes. Raises ModelError."""
-    room = layout.modules
+    spelled = _spelled(layout, names)
+    room = list(spelled)
     targets = config.targets(room, HEAD)
     pairs = {}
     for module in targets:
-        a, b = _tensor_names(layout, module)
+        a, b = _tensor_names(layout, spelled[module], module)
         if a not in names or b not in names:
             raise ModelError(f"{file}: {config.rank_of(module)} ranks of {module} are missing: tensor {a} or {b}.")
-        pairs[module] = _Pair(a, b, config.rank_of(module), config.scale_of(module))
-    unused = sorted(names - {name for pair in pairs.values() for name in (pair.a, pair.b)} - _copies(layout))
+        pairs[spelled[module]] = _Pair(a, b, config.rank_of(module), config.scale_of(module))
+    unused = sorted(names - {name for pair in pairs.values() for name in (pair.a, pair.b)} - _copies(layout, spelled))
     if unused:
         raise ModelError(f"{file}: tensor {unused[0]} {_why_not(unused[0], room)}")
     if not pairs:
@@ -108,16 +109,26 @@ def _pairs(file: Path, config: PeftConfig, layout: AdapterLayout, names: set[str
     return pairs
 
 
-def _copies(layout: AdapterLayout) -> set[str]:
+def _spelled(layout: AdapterLayout, names: set[str]) -> dict[str, str]:
+    """The model's modules by what the file calls them."""
+    own, *others = layout.bases
+    base = next((each for each in others if any(name.startswith(PREFIX + each) for name in names)), own)
+    return {
+        base + module.removeprefix(own) if module.startswith(own) else module: module for module in layout.modules
+    }
+
+
+def _copies(layout: AdapterLayout, spelled: dict[str, str]) -> set[str]:
     """Tensors that PEFT saves along with an adapter of the embedding or the head: the base model's own, not trained."""
-    modules = [module for place in layout.places if place.name in EMBEDDINGS for module in place.modules]
+    ends = {module for place in layout.places if place.name in EMBEDDINGS for module in place.modules}
+    modules = [name for name, module in spelled.items() if module in ends]
     return {f"{PREFIX}{module}.{name}" for module in modules for name in ("weight", "base_layer.weight")}
 
 
 def _why_not(name: str, room: list[str]) -> str:
     """Why a tensor has no place here, as the end of a sentence."""
     module = name.removeprefix(PREFIX).partition(".lora_")[0]
-    if module == HEAD or module.endswith(("embed_tokens", *EMBEDDINGS)):
+    if module == HEAD or module.endswith(("embed_tokens", "embeddings", *EMBEDDINGS)):
         return "adapts the embedding or the output head, for which there is no room; start with --lora-embeddings."
     if module in room:
         return "belongs to a module that target_modules does not name."
@@ -125,24 +136,25 @@ def _why_not(name: str, room: list[str]) -> str:
     return f"belongs to no module of this model that can be adapted{f'; the nearest is {near[0]}' if near else ''}."
 
 
-def _tensor_names(layout: AdapterLayout, module: str) -> tuple[str, str]:
+def _tensor_names(layout: AdapterLayout, module: str, spelled: str) -> tuple[str, str]:
     embedding = any(place.name == "embed" and module in place.modules for place in layout.places)
     if embedding:
-        return f"{PREFIX}{module}.lora_embedding_A", f"{PREFIX}{module}.lora_embedding_B"
-    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
+        return f"{PREFIX}{spelled}.lora_embedding_A", f"{PREFIX}{spelled}.lora_embedding_B"
+    return f"{PREFIX}{spelled}.lora_A.weight", f"{PREFIX}{spelled}.lora_B.weight"
 
 
 def _fill(file: Path, weights: Any, place: Place, pairs: dict[str, _Pair], lines: Tensor) -> int:
     """Write the matrices of one place; the highest rank of its pieces. Raises ModelError for a wrong shape."""
     highest, row = 0, 0
     for index, piece in enumerate(place.pieces):
-        rows = len(piece.rows)
+        rows = piece.height
         if (pair := pairs.get(piece.module)) is not None:
             ranks = range(pair.rank)
             a = _tensor(file, weights, pair.a, (pair.rank, piece.shape[1]), (ranks, piece.columns))
             b = _tensor(file, weights, pair.b, (piece.shape[0], pair.rank), (piece.rows, ranks))
             start = place.a + index * place.width
             lines[: pair.rank, start : start + place.columns] = a
+            b = b[list(piece.order)] if piece.order else b
             start = place.b + row
             scaled = lines[: pair.rank, start : start + rows]
             scaled.copy_((b.float() * (pair.scale * place.factor)).T)

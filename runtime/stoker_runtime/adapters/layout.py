@@ -14,17 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
 from typing import Protocol
 
+from stoker_runtime.models.architectures import ROWS
 from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.grouped_rows import Groups, grouped_rows, row_order
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, stored_form, tensor_names
 
 ALIGNMENT = 16
 EMBEDDINGS = ("embed", "head")
-ADAPTABLE = ("qkv", "output", "gate_up", "down")
-"""Linears of a layer that an adapter may change; experts, and those that all tokens share, are none of them."""
+ADAPTABLE = (
+    "qkv", "output", "state_in", "state_gates", "state_out", "gate_up", "down", "shared_gate_up", "shared_down",
+)  # fmt: skip
+"""Linears of a layer that an adapter may change; routers, and experts that some tokens choose, are none of them."""
 
 
 class ModelCut(Protocol):
@@ -43,12 +49,21 @@ class ModelCut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A matrix as checkpoints name it, `shape` [N, K], of which these `rows` and `columns` are here."""
+    """A matrix as the makers of adapters name it, `shape` [N, K], of which these `rows` and `columns` are here.
+
+    `order`: which of `rows` follow each other here, where others do in checkpoints; (): they lie as they are.
+    """
 
     module: str
     shape: tuple[int, int]
     rows: range
     columns: range
+    order: tuple[int, ...] = ()
+
+    @property
+    def height(self) -> int:
+        """Rows that are here."""
+        return len(self.order or self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,7 @@ class Place:
     @property
     def rows(self) -> tuple[int, ...]:
         """How many rows each piece has here."""
-        return tuple(len(piece.rows) for piece in self.pieces)
+        return tuple(piece.height for piece in self.pieces)
 
     @property
     def columns(self) -> int:
@@ -95,12 +110,14 @@ class Place:
 class AdapterLayout:
     """The places of one model, in the order of its parameters, and the elements of a line.
 
-    `whole`: of a rank's part, the layout of the model that it is a part of.
+    `whole`: of a rank's part, the layout of the model that it is a part of. Modules begin with the first of `bases`;
+    some adapters have another one in its place.
     """
 
     places: tuple[Place, ...]
     line: int
     whole: AdapterLayout | None = None
+    bases: tuple[str, ...] = ("",)
 
     @classmethod
     def of(cls, spec: ModelSpec, *, embeddings: bool, cut: ModelCut | None = None) -> AdapterLayout:
@@ -108,18 +125,28 @@ class AdapterLayout:
 
         `cut` made `spec` of a whole model. Without it a rank's layout has the right sizes, and names of its own.
         """
+        whole = cut.whole if cut else spec
+        # Rows that lie in groups are not cut into ranks.
+        layout = cls._of(spec, whole, embeddings, cut, grouped=spec.part is None)
+        return replace(layout, whole=cls._of(whole, whole, embeddings, None, grouped=False)) if cut else layout
+
+    @classmethod
+    def _of(
+        cls, spec: ModelSpec, whole: ModelSpec, embeddings: bool, cut: ModelCut | None, *, grouped: bool
+    ) -> AdapterLayout:
         places: list[Place] = []
         at = 0
-        whole = cut.whole if cut else spec
-        named = {each.name: each for each in _adaptable(whole, embeddings=embeddings)}
-        for parameter in _adaptable(spec, embeddings=embeddings):
+        row = ROWS[whole.architecture]
+        named = {each.name: each for each in _adaptable(whole, embeddings=embeddings, grouped=grouped)}
+        for parameter in _adaptable(spec, embeddings=embeddings, grouped=grouped):
             full = named[cut.whole_name(parameter.name)] if cut else parameter
             pieces = tuple(_pieces(whole, full, cut))
             factor = spec.embedding_multiplier if parameter.role is Role.EMBEDDING else 1.0
             b = at + len(pieces) * _aligned(len(pieces[0].columns))
             places.append(Place(parameter.name, pieces, at, b, factor))
             at = places[-1].end
-        return cls(tuple(places), at, cls.of(whole, embeddings=embeddings) if cut else None)
+        bases = (row.modules, row.base) if row.modules and row.modules != row.base else (row.base,)
+        return cls(tuple(places), at, None, bases)
 
     @property
     def model(self) -> AdapterLayout:
@@ -129,24 +156,45 @@ class AdapterLayout:
     @property
     def modules(self) -> list[str]:
         """Every module that can be adapted."""
-        return [module for place in self.places for module in place.modules]
+        return list(dict.fromkeys(module for place in self.places for module in place.modules))
 
 
 def _pieces(whole: ModelSpec, parameter: Parameter, cut: ModelCut | None) -> Iterator[Piece]:
     """The matrices that a parameter of the whole model is made of; `cut` says what of them is here."""
     # A checkpoint's tied head is its embedding, an adapter's is not.
-    names = tensor_names(replace(whole, tie_embeddings=False), parameter.name, Vocabulary.HF)
+    found = tensor_names(replace(whole, tie_embeddings=False), parameter.name, Vocabulary.HF)
+    names = [_module(whole, name) for name in found]
     columns = parameter.shape[1]
+    if stored_form(whole, parameter.name, Vocabulary.HF) is Stored.GROUPED:
+        tensors = grouped_rows(whole, parameter.name.rpartition(".")[2])
+        for tensor, order in _runs(tensors):
+            rows = tensors[tensor].rows
+            yield Piece(names[tensor], (rows, columns), range(rows), range(columns), order)
+        return
     for index, (name, rows) in enumerate(zip(names, piece_rows(whole, parameter, len(names)), strict=True)):
         here = cut.window(parameter, index) if cut else (range(rows), range(columns))
         shape = (rows, columns)
         if parameter.role is Role.EMBEDDING:
             # What A reads of a token is its place in the vocabulary.
             here, shape = here[::-1], shape[::-1]
-        yield Piece(name.removesuffix(".weight"), shape, *here)
+        yield Piece(name, shape, *here)
 
 
-def _adaptable(spec: ModelSpec, *, embeddings: bool) -> list[Parameter]:
+@cache
+def _runs(tensors: tuple[Groups, ...]) -> list[tuple[int, tuple[int, ...]]]:
+    """Neighbouring rows of ours that are of one of the tensors: which it is, and which of its rows they are."""
+    places = [(tensor, row) for tensor, each in enumerate(tensors) for row in range(each.rows)]
+    rows = (places[row] for row in row_order(tensors))
+    return [(tensor, tuple(row for _, row in run)) for tensor, run in groupby(rows, key=lambda place: place[0])]
+
+
+def _module(spec: ModelSpec, tensor: str) -> str:
+    """The module that has a tensor of the checkpoint, as transformers names it."""
+    row, name = ROWS[spec.architecture], tensor.removesuffix(".weight")
+    return row.modules + name.removeprefix(row.base) if row.modules and name.startswith(row.base) else name
+
+
+def _adaptable(spec: ModelSpec, *, embeddings: bool, grouped: bool) -> list[Parameter]:
     """The linears of the layers, and the ends of the model: of a tied one both, for adapters tell them apart."""
     shape, part = (spec.vocab_rows, spec.hidden), spec.part
     first = [Parameter("embed", shape, Role.EMBEDDING)] if part is None or part.begins else []
@@ -154,9 +202,9 @@ def _adaptable(spec: ModelSpec, *, embeddings: bool) -> list[Parameter]:
     linears = [
         each
         for each in spec.parameters()
-        # Rows that lie otherwise in checkpoints would have to be brought into our order in B, too.
+        # Rows that take turns in checkpoints would have to be brought into our order in B, too.
         if each.name.rpartition(".")[2] in ADAPTABLE
-        and stored_form(spec, each.name, Vocabulary.HF) not in (Stored.GROUPED, Stored.PAIRED)
+        and stored_form(spec, each.name, Vocabulary.HF) not in (Stored.PAIRED, *(() if grouped else (Stored.GROUPED,)))
     ]
     return [*first, *linears, *last] if embeddings else linears
 

@@ -78,7 +78,7 @@ class PeftConfig:
         if isinstance(self.target_modules, str):
             if self.target_modules.lower() == ALL_LINEAR:
                 # As PEFT: all linear layers but the output's; the embedding is none.
-                return module != head and not module.endswith("embed_tokens")
+                return module != head and not module.endswith(("embed_tokens", "embeddings"))
             return re.fullmatch(self.target_modules, module) is not None
         if module in self.target_modules:
             return True

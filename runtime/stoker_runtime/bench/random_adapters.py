@@ -22,19 +22,16 @@ DRAWN = (1 << 18) + 1
 
 def write_adapters(spec: ModelSpec, count: int, rank: int, folder: Path) -> tuple[Path, ...]:
     """Write `count` adapters of `rank`, in bf16, into folders of their own in `folder`; returns these."""
-    modules = [
-        (module, rows, place.columns)
-        for place in AdapterLayout.of(spec, embeddings=False).places
-        for module, rows in zip(place.modules, place.rows, strict=True)
-    ]
-    targets = sorted({module.rpartition(".")[2] for module, _, _ in modules})
+    places = AdapterLayout.of(spec, embeddings=False).places
+    modules = {piece.module: piece.shape for place in places for piece in place.pieces}
+    targets = sorted({module.rpartition(".")[2] for module in modules})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
     folders = tuple(folder / f"random-{number}" for number in range(count))
     for number, path in enumerate(folders):
         generator = torch.Generator().manual_seed(number)
         drawn = (torch.randn(DRAWN, generator=generator) * (SPREAD / rank**0.5) ** 0.5).to(torch.bfloat16)
         tensors = {}
-        for module, rows, columns in modules:
+        for module, (rows, columns) in modules.items():
             for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 start = int(torch.randint(DRAWN, (), generator=generator))
                 values = drawn.roll(-start).repeat(-(-shape[0] * shape[1] // DRAWN))[: shape[0] * shape[1]]

@@ -139,6 +139,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def snapshots(self) -> int:
+        """Rows behind those of the slots to which a batch copies states, and from which it brings them back."""
+        ...
+
+    @property
     def draft_costs(self) -> DraftCosts | None:
         """What passes of the model that drafts cost."""
         ...

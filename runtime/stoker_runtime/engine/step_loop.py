@@ -30,6 +30,8 @@ from stoker_runtime.scheduler.sequence import Sequence
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+SNAPSHOT_PAGES = 2
+"""Pages for whose states a prompt is cut in two."""
 
 class StepLoop:
     """A scheduler and an executor, one step ahead of each other."""
@@ -151,8 +153,10 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         eos_token_ids=reachable_ends(executor),
         policy=config.scheduling_policy,
         max_queued=config.max_queued,
-        prefix_caching=config.enable_prefix_caching and not executor.keeps_states,
+        prefix_caching=config.enable_prefix_caching and (not executor.keeps_states or executor.snapshots > 0),
         shares_prompts=not executor.keeps_states,
+        snapshots=executor.snapshots,
+        snapshot_tokens=SNAPSHOT_PAGES * executor.page_size,
         sight=executor.sight,
         seed=config.seed,
         journal=journal,

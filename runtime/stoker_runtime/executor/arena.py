@@ -8,7 +8,7 @@ Knows nothing of who owns pages and slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -72,3 +72,10 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+def upload(pairs: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
+    """`pairs` on the device, `[n, 2]` int32, without waiting for it."""
+    host = torch.tensor(pairs, dtype=torch.int32)
+    # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -68,7 +68,10 @@ SamplerFactory = Callable[[int, int, torch.device], Sampler]
 # Decode sizes captured before ready; the rest follow while the engine idles or at the first step of their size.
 FIRST_GRAPHS = (1, 2, 4, 8)
 # What a rank decides by its machine, and all have to decide alike.
-DECIDED = ("dtype", "kv_cache_dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+DECIDED = (
+    "dtype", "kv_cache_dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "num_state_snapshots",
+)  # fmt: skip
 
 
 def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Executor | PoolingExecutor:
@@ -246,12 +249,12 @@ def log_head(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def log_states(config: EngineConfig, spec: ModelSpec) -> None:
-    """Say what a sequence's state takes, and what such a model does without."""
-    size = sequence_state_bytes(config, spec)
+    """Say what the states of sequences and of prefixes take."""
+    size, kept = sequence_state_bytes(config, spec), config.num_state_snapshots
     log.info(
-        "memory: states of %d sequences %.2f GiB (%.1f MiB each), beside the pages of %d of %d layers; the prefix "
-        "cache is off, for a prompt's state is its own",
-        config.max_num_seqs, size * config.max_num_seqs / GIB, size / 2**20, len(spec.attending), spec.num_layers,
+        "memory: states of %d sequences and %d prefixes %.2f GiB (%.1f MiB each), beside the pages of %d of %d layers",
+        config.max_num_seqs, kept, size * (config.max_num_seqs + kept) / GIB, size / 2**20, len(spec.attending),
+        spec.num_layers,
     )  # fmt: skip
 
 

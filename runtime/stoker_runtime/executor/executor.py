@@ -23,20 +23,21 @@ from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import DraftCosts
-from stoker_runtime.executor.arena import kv_arena
+from stoker_runtime.executor.arena import kv_arena, upload
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
-from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
+from stoker_runtime.executor.page_swap import PageSwap, by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes, verify_tokens
 from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.state import STAGES, Staging
+from stoker_runtime.executor.states.memory import StateCopies
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.executor.step_shape import StepShape, pack_ragged, sampled_rows
+from stoker_runtime.executor.step_shape import StepShape, pack_ragged, prompt_targets, sampled_rows
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
@@ -94,6 +95,7 @@ class Executor:
         self.sleeper: DeviceSleep | None = None
         step = AdapterStep(config, adapters, device) if adapters is not None else None
         self.body = StepBody(config, decoder, self.arena, device, make_sampler, step, drafter)
+        self._state_copies = StateCopies(self.body.states)
         self._decodes: tuple[int, ...] = ()
         self._adapted = False
         """Whether one of `_decodes` has an adapter."""
@@ -119,9 +121,14 @@ class Executor:
         return self.decoder.spec.recurrent is not None
 
     @property
+    def snapshots(self) -> int:
+        """States that are kept of prefixes."""
+        return self.config.num_state_snapshots if self.keeps_states else 0
+
+    @property
     def states(self) -> tuple[torch.Tensor, ...]:
-        """The states of all slots."""
-        return self.body.states
+        """The states of all slots and prefixes, and what lets a step take drafts back."""
+        return self.body.kept
 
     @property
     def draft_costs(self) -> DraftCosts | None:
@@ -150,6 +157,7 @@ class Executor:
         if batch.copies:
             for pages in self._pages:
                 copy_pages(pages, pages, upload(batch.copies, self.device))
+        self._state_copies.run(batch.state_saves, batch.state_loads)
         for adapter, slot in batch.adapter_loads:
             assert self.adapters is not None, "an adapter is loaded where there is no room for any"
             self.adapters.load(adapter, slot)
@@ -339,6 +347,7 @@ class Executor:
     def rehearse(self) -> None:
         """Run every kind of step, and what happens between steps: for a rehearsal."""
         rehearse_steps(self.body, self._shapes, self.max_num_batched_tokens, self._pages, self._updates)
+        self._state_copies.rehearse()
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:
@@ -384,15 +393,3 @@ class Executor:
         self.graphs.clear()
         for swap in self._swaps:
             swap.close()
-
-
-def prompt_targets(batch: Batch) -> tuple[list[int], list[int]]:
-    """Ids whose prompt log-probabilities are wanted, and the token of the (unpadded) step that predicts each."""
-    targets: list[int] = []
-    rows: list[int] = []
-    at = len(batch.decodes)
-    for chunk in batch.prefills:
-        targets += chunk.targets
-        rows += range(at, at + len(chunk.targets))
-        at += len(chunk.token_ids)
-    return targets, rows

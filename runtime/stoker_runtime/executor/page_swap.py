@@ -28,6 +28,7 @@ import torch
 
 from stoker_kernels.pages import copy_pages
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.arena import upload
 from stoker_runtime.executor.host_memory import LANES, HostPlan
 from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
 
@@ -149,13 +150,6 @@ def by_page(arena: torch.Tensor) -> torch.Tensor:
     layers, caches, pages = arena.shape[:3]
     words = arena.view(torch.int64 if arena.shape[-1] * arena.itemsize % 8 == 0 else torch.uint8)
     return words.view(layers * caches, pages, math.prod(words.shape[3:])).transpose(0, 1)
-
-
-def upload(pairs: Moves, device: torch.device) -> torch.Tensor:
-    """`pairs` on the device, `[n, 2]` int32, without waiting for it."""
-    host = torch.tensor(pairs, dtype=torch.int32)
-    # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def runs(numbers: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.states.plan import snapshots_of
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.executor.windows.layout import kv_layout, pages_in
 from stoker_runtime.models.block_parts import scratch_bytes
@@ -101,9 +102,8 @@ def resolve(
     device: str,
     gpu_bytes: int = LARGE_GPU_BYTES,
     *,
-    cpu_bf16: bool = False,
-    gpu_bf16: bool = True,
-) -> EngineConfig:
+    cpu_bf16: bool = False, gpu_bf16: bool = True,
+) -> EngineConfig:  # fmt: skip
     """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
 
     `gpu_bytes`: all memory of the GPU. `cpu_bf16`: the processor multiplies bf16 in half the time of float32.
@@ -125,9 +125,8 @@ def resolve(
         )
     refuse_beyond(config.max_model_len, spec.max_position)
     max_len = config.max_model_len or spec.max_position
-    on_gpu = device == "cuda"
     most_seqs, most_tokens = CPU_STEPS
-    if on_gpu:
+    if device == "cuda":
         most_seqs, most_tokens = LARGE_GPU_STEPS if gpu_bytes >= LARGE_GPU_BYTES else SMALL_GPU_STEPS
         if spec.recurrent is not None:
             most_seqs = min(most_seqs, spec.recurrent.sequences(gpu_bytes // STATES_PART, ITEM_BYTES[dtype]))
@@ -140,7 +139,8 @@ def resolve(
         max_model_len=max_len,
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max(config.max_num_batched_tokens or most_tokens, max_seqs),
-        page_size=config.page_size or (64 if on_gpu else 16),
+        num_state_snapshots=snapshots_of(config, spec, max_seqs),
+        page_size=config.page_size or (64 if device == "cuda" else 16),
         quantization=resolve_quantization(asked_quantization(config), spec),
     )
 

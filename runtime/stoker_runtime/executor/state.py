@@ -20,6 +20,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.states.plan import drafted_bytes
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
@@ -122,7 +123,8 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + adapter_bytes(config, spec)
         + SpeculationState.nbytes(config)
         + ordered_sum_bytes(config, spec)
-        + sequence_state_bytes(config, spec) * slots
+        + sequence_state_bytes(config, spec) * (slots + config.num_state_snapshots)
+        + drafted_bytes(config, spec)
     )
 
 
@@ -140,15 +142,15 @@ def sequence_state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raises ConfigError for settings that a model with states does not go with: what shares, moves or takes back."""
+    """Raises ConfigError for settings that a model with states does not go with: what moves or cuts them."""
     if spec.recurrent is None:
         return
     clashes = (
-        (config.drafting is not None, "speculative_config", "a state cannot go back to before a draft"),
-        (config.enable_lora, "enable_lora", "adapters of such layers are not served"),
+        (config.enable_lora and config.ranks > 1, "enable_lora",
+         "adapters of layers with a state are not cut into ranks"),
         (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
-         "states are not moved to the host, and preempted sequences are computed again"),
-        (config.publishes_kv_events, "kv_events_config", "nothing of a prompt is cached for others"),
+         "states are not moved to the host, and preempted sequences go on from the last ones that were kept"),
+        (config.publishes_kv_events, "kv_events_config", "a cached page is of use where its states are kept, too"),
     )  # fmt: skip
     for given, name, why in clashes:
         if given:

@@ -17,6 +17,7 @@ import torch
 
 from stoker_kernels.attention import attention_workspace
 from stoker_kernels.ragged import prepare_ragged
+from stoker_kernels.recurrence import DraftRows
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
@@ -26,6 +27,7 @@ from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots, allocate_tables
+from stoker_runtime.executor.states.drafted import DraftedStates
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.windows.tables import NearTables
@@ -54,9 +56,13 @@ class StepBody:
         self.decoder = decoder
         self.adapters = adapters
         self.page_size = config.page_size
-        self.states = state_arena(rows, spec, decoder.dtype, device)
+        self.states = state_arena(rows + config.num_state_snapshots, spec, decoder.dtype, device)
+        self._drafted: DraftedStates | None = None
+        if self.states and config.drafting is not None:
+            self._drafted = DraftedStates(config, spec, decoder.dtype, self.states)
+        self.kept = self.states + (self._drafted.tensors if self._drafted else ())
         layout = kv_layout(config, spec)
-        self.kv = kept_by_layer(spec, [arena[place] for _, place in layout.places], self.states)
+        self.kv = kept_by_layer(spec, [arena[place] for _, place in layout.places], self.kept)
         self.page_tables = allocate_tables(layout.tables, rows, -(-config.max_model_len // config.page_size), device)
         self.slots = allocate_slots(rows, self.page_tables[0])
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
@@ -146,7 +152,8 @@ class StepBody:
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(out.slots, starts)
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
+        drafts = DraftRows(row_slots, out.seq_lens, shape.drafts + 1) if self._drafted is not None else None
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters, drafts=drafts)
         logits = self.decoder.logits(self._forward(inputs), self._logits[:wide], adapters)
         if self._head is not None:
             self._head.settle(out, self.slots)
@@ -203,6 +210,8 @@ class StepBody:
         if shape.drafts and self.speculation is not None:
             row_slots = self.row_slots[:rows]
             self.speculation.choose(logits, row_slots, shape.drafts, slots, self.sampler, shape.mode)
+            if self._drafted is not None:
+                self._drafted.settle(row_slots, self.speculation.results(rows, shape.drafts)[:, 0])
             return
         if shape.prefills == 0:
             row_slots, advance = self.row_slots[:rows], self._ones[:rows]

@@ -161,3 +161,15 @@ def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
     packed[-rows:] = -1
     packed[-rows:][counts] = slots[counts]
     return packed
+
+
+def prompt_targets(batch: Batch) -> tuple[list[int], list[int]]:
+    """Ids whose prompt log-probabilities are wanted, and the token of the (unpadded) step that predicts each."""
+    targets: list[int] = []
+    rows: list[int] = []
+    at = len(batch.decodes)
+    for chunk in batch.prefills:
+        targets += chunk.targets
+        rows += range(at, at + len(chunk.targets))
+        at += len(chunk.token_ids)
+    return targets, rows

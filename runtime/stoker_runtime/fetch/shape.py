@@ -29,7 +29,7 @@ def shape_of(path: Path) -> dict[str, int]:
     try:
         spec = build_spec(read_source(str(path)))
         line = AdapterLayout.of(spec, embeddings=False).line
-        return _of_spec(spec) | ({"loraLine": line} if line and spec.recurrent is None else {})
+        return _of_spec(spec) | ({"loraLine": line} if line else {})
     except ModelError:
         pass  # a model that is not served, or an encoder: most have the common keys all the same
     try:

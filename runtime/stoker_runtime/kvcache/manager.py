@@ -49,6 +49,10 @@ class PageManager:
         """The pages of the longest cached prefix, not yet referenced for the caller."""
         return self.index.match(keys, limit) if self.index is not None else []
 
+    def is_cached(self, key: bytes) -> bool:
+        """Whether a page is cached under this key."""
+        return self.index is not None and self.index.page_of(key) is not None
+
     def references(self, page: int) -> int:
         """How often the page is referenced."""
         return self._references[page]

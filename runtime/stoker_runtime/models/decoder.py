@@ -63,7 +63,8 @@ QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu
 
 class Decoder:
     """A model on one device. `kv` of `forward` is one `(k_cache, v_cache)` per layer, `[P, Hkv, B, D]` each, or of
-    latents one `(cache,)`; of a layer with a state `(window, state)` by slot, and of one that feeds forward alone `()`.
+    latents one `(cache,)`; of a layer with a state `(window, state)` by slot, behind them where drafts are verified
+    what is kept of their tokens, and of one that feeds forward alone `()`.
     """
 
     def __init__(
@@ -145,7 +146,8 @@ class Decoder:
                 slots = slots.index_select(0, rows) if self.mixture is not None else slots
                 adapters = adapters and adapters.beyond_attention
             if heads is not None and layer.output is not None:
-                update = self._adapted(heads, layer.output, layer.output_bias, f"layers.{index}.output", adapters)
+                name = f"layers.{index}.{'output' if layer.state is None else 'state_out'}"
+                update = self._adapted(heads, layer.output, layer.output_bias, name, adapters)
                 update = self._whole(update)
                 if self.spec.parallel:
                     beside, hidden = update, stream.beside(residual, layer, hidden)
@@ -234,10 +236,14 @@ class Decoder:
         layer = self.weights.layers[index]
         if layer.qkv is None:
             return None
-        projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
-        if layer.state is not None:
-            gates = None if layer.state.gates is None else self._linear(hidden, layer.state.gates, None)
-            return pass_states(self.spec, layer.state, projected, gates, inputs.attention, kept, self._of_all)
+        state, adapters = layer.state, inputs.adapters
+        name = f"layers.{index}.{'qkv' if state is None else 'state_in'}"
+        projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, name, adapters)
+        if state is not None:
+            gates = None
+            if state.gates is not None:
+                gates = self._adapted(hidden, state.gates, None, f"layers.{index}.state_gates", adapters)
+            return pass_states(self.spec, state, projected, gates, inputs, kept, self._of_all)
         return self._attend(index, projected, inputs, kept)
 
     def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:
@@ -302,17 +308,14 @@ class Decoder:
         return k_scale, v_scale
 
     def _feed(self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None) -> Tensor:
-        if adapters is None or self.weights.layers[index].mixture is not None:
-            return self._feed_forward(index, hidden, slots)
-        return self._adapted_dense(index, hidden, adapters)
-
-    def _feed_forward(self, index: int, hidden: Tensor | Quantized, slots: Tensor) -> Tensor:
         """`[T, H]` → `[T, H]`; `slots` tells padding, which goes to no expert."""
         layer = self.weights.layers[index]
         if layer.mixture is None or self.mixture is None:
-            return self._dense(layer, hidden)
+            return self._dense(layer, hidden) if adapters is None else self._adapted_dense(index, hidden, adapters)
         assert isinstance(hidden, Tensor), "a router reads the model's dtype"
-        shared = None if layer.gate_up is None else self._dense(layer, hidden)
+        shared = None
+        if layer.gate_up is not None:
+            shared = self._dense(layer, hidden) if adapters is None else self._adapted_dense(index, hidden, adapters)
         return self.mixture.forward(index, layer.mixture, hidden, slots, shared)
 
     def _dense(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
@@ -346,7 +349,9 @@ class Decoder:
 
     def _adapted_dense(self, index: int, hidden: Tensor | Quantized, adapters: AdapterInputs) -> Tensor:
         """`_dense` where adapters add to gate and up before the activation."""
-        layer, activation, name = self.weights.layers[index], self.spec.activation, f"layers.{index}.gate_up"
+        layer, activation = self.weights.layers[index], self.spec.activation
+        prefix = f"layers.{index}." if layer.mixture is None else f"layers.{index}.shared_"
+        name = f"{prefix}gate_up"
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
@@ -363,7 +368,7 @@ class Decoder:
                 product = fused(both)
             else:
                 product = self._activations[activation](both)
-        return self._adapted(product, down, layer.down_bias, f"layers.{index}.down", adapters)
+        return self._adapted(product, down, layer.down_bias, f"{prefix}down", adapters)
 
 
 def _pattern(spec: ModelSpec, layer: int) -> BlockPattern | None:

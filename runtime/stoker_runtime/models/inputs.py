@@ -16,6 +16,7 @@ from stoker_kernels.attention import AttentionMeta
 from stoker_kernels.gemm import adapted_linear, adapted_silu_mul, linear
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, add_lora_embedding
 from stoker_kernels.quant import AnyWeight, Quantized
+from stoker_kernels.recurrence import DraftRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class ForwardInputs:
     key and value go; -1 writes nothing. `logits_rows`: indices into the `T` tokens whose hidden state is wanted,
     int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one. `taps`: None
     where nothing drafts from the model's states. `pages`: of each layer, where not all have the same; else ().
+    `drafts`: of a model whose layers keep a state, the rows of a step whose last tokens may be taken back; else None.
     """
 
     ids: Tensor
@@ -104,6 +106,7 @@ class ForwardInputs:
     adapters: AdapterInputs | None = None
     taps: StateTaps | None = None
     pages: tuple[PagesOfLayer, ...] = ()
+    drafts: DraftRows | None = None
 
     def of_layer(self, index: int) -> ForwardInputs | PagesOfLayer:
         """What says where the pages of layer `index` are."""

@@ -32,6 +32,7 @@ class Draft:
     assigns: list[SlotAssign] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    state_loads: list[tuple[int, int]] = field(default_factory=list)
     computing: set[bytes] = field(default_factory=set)
     preempted: set[Sequence] = field(default_factory=set)
     """Who leaves in this step; they do not come back in it."""
@@ -45,7 +46,7 @@ class Draft:
         chunks = zip(self.chunks, self.prefilling, strict=True)
         return self.decoding + tuple(sequence for chunk, sequence in chunks if chunk.sample)
 
-    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves, adapter_loads: Moves) -> Batch:
+    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves, adapter_loads: Moves, state_saves: Moves) -> Batch:
         """The immutable description of this step."""
         return Batch(
             step=step,
@@ -57,6 +58,8 @@ class Draft:
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             adapter_loads=adapter_loads,
+            state_saves=state_saves,
+            state_loads=tuple(self.state_loads),
             drafts=self.drafts,
             draft_caps=self.draft_caps,
             catch_ups=tuple(self.catch_ups),

@@ -32,6 +32,8 @@ class SchedulerConfig:
     all, of fewer than `draft_batch_limit` sequences (0: of any number). `draft_costs`: a model drafts, at these costs.
     `shares_prompts`: pages are all that a sequence has of its prompt, so that others of its family may take them.
     `sight`, unless None: layers with a window give up pages that it does not reach, which are pages of their own.
+    `snapshots`: of prefixes so many have their states kept, without which their pages are no hit; 0: pages are enough.
+    A chunk is cut for states of `snapshot_tokens` tokens and more: fewer are computed in the step that the cut costs.
     """
 
     num_pages: int
@@ -55,6 +57,8 @@ class SchedulerConfig:
     draft_costs: DraftCosts | None = None
     shares_prompts: bool = True
     sight: Sight | None = None
+    snapshots: int = 0
+    snapshot_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

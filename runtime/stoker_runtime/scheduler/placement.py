@@ -7,39 +7,29 @@ with them, in the prefix cache. Cached pages that the device gives up go to the 
 Invariants: a sequence has a slot exactly while it has pages, and its pages cover every position launched. Pages
 are offered to the prefix cache only after the step that fills them was launched. What is released may be named by
 the next batch at once: the device runs batches in order, so a step still in flight is over before it is reused.
-Where layers with a window give up pages, `near.py` keeps the books of theirs; there is no host pool then, sequences of
-a family share the prefix cache alone, and a prompt's last page is always computed.
+Where layers with a window give up pages, `near.py` keeps the books of theirs, and where layers keep a state,
+`prefix_states.py` those of prefixes; there is no host pool then, sequences of a family share the prefix cache alone,
+and a prompt's last page is always computed.
 Knows nothing of policies, budgets or outcomes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.host_pool import HostPool, Moves
-from stoker_runtime.kvcache.journal import PagesCached
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.kvcache.sight import Sight
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER, AdapterSlots
+from stoker_runtime.scheduler.cache_notes import note_cached
 from stoker_runtime.scheduler.draft import Draft
+from stoker_runtime.scheduler.found import Found
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.near import NearPages
-from stoker_runtime.scheduler.sequence import NO_SLOT, Place, Sequence
+from stoker_runtime.scheduler.prefix_states import PrefixStates
+from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
 from stoker_runtime.step.batch import PageUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a sequence need not compute: its first pages on the `device`, the next on the `host`, up to `covered`."""
-
-    device: list[int]
-    host: list[int]
-    covered: int
-    near: list[Place] = field(default_factory=list)
-    """Of layers with a window that give up pages: those in sight of what follows, on the device."""
 
 
 class Placement:
@@ -52,9 +42,14 @@ class Placement:
         host: HostPool | None = None,
         adapter_slots: int = 0,
         sight: Sight | None = None,
+        states: PrefixStates | None = None,
     ) -> None:
-        assert host is None or sight is None, "the host pool knows nothing of pages that are given up"
+        alone = sum(each is not None for each in (host, sight, states)) <= 1
+        assert alone, "the host pool knows nothing of states and of pages that are given up, nor these of each other"
         self.pages = pages
+        self.states = states
+        if states is not None:
+            pages.on_evict = lambda _, key: states.snapshots.page_given_up(key)
         self.near = None if sight is None else NearPages(pages, sight)
         self.growth = 1 if sight is None else 1 + sight.parts
         """Pages that the next `page_size` tokens of a sequence take."""
@@ -87,7 +82,8 @@ class Placement:
             pages.drafted = DraftedPages()
             if host is not None:
                 host.drafted = pages.drafted
-        return cls(pages, config.max_num_seqs, host, config.adapter_slots, config.sight)
+        states = PrefixStates.of(config, pages)
+        return cls(pages, config.max_num_seqs, host, config.adapter_slots, config.sight, states)
 
     def lookup(self, sequence: Sequence) -> Found:
         """What `sequence` may start from, not yet acquired.
@@ -107,6 +103,9 @@ class Placement:
             device = device[: self.near.covered(keys, len(device))]
             return Found(device, [], len(device) * size, self.near.found(keys, len(device)))
         at = len(device)
+        if self.states is not None:
+            covered = self.states.covered(sequence, at)
+            return Found(device[:covered], [], covered * size, cached=at)
         if host is None:
             return Found(device, [], at * size)
         found = host.match(keys, limit if stored is None else min(limit, stored.first), at)
@@ -164,6 +163,8 @@ class Placement:
             self._copy_last(sequence, draft)
         self._count_lookup(sequence, len(cached) * pages.page_size)
         self._enter(sequence, draft)
+        if self.states is not None:
+            self.states.enter(sequence, len(cached), found.cached, draft)
         return True
 
     def _blank(self, sequence: Sequence, found: list[int], count: int) -> list[int]:
@@ -215,13 +216,24 @@ class Placement:
 
     def reach(self, sequence: Sequence, stop: int, draft: Draft) -> int:
         """How far towards position `stop` its pages reach, or can be made to."""
+        if self.states is not None:
+            return self.states.reach(sequence, stop)
         return stop if self.near is None else self.near.reach(sequence, stop, draft)
 
     def settle(self, sequence: Sequence) -> None:
         """Its chunk was launched: the pages can be shared, and what is out of sight from its end is given up."""
         self.publish(sequence)
+        if self.states is not None:
+            self.states.settle(sequence)
         if self.near is not None:
             self.near.give_up(sequence)
+
+    def cross(self, sequence: Sequence, draft: Draft) -> bool:
+        """A page for the next token of a sequence that decodes; False when there is none."""
+        if self.states is not None:
+            self.publish(sequence)
+            self.states.begin_page(sequence)
+        return self.grow(sequence, draft)
 
     def grow(self, sequence: Sequence, draft: Draft) -> bool:
         """One more page, and with them those of layers with a window; False when there are none."""
@@ -254,23 +266,9 @@ class Placement:
             if self.near is not None:
                 self.near.publish(sequence, sequence.published, full)
             if pages.journal is not None:
-                self._note(sequence, fresh)
+                note_cached(pages.journal, sequence, fresh, pages.page_size)
             sequence.published = full
         sequence.milestone = min(sequence.limit, (full + 1) * pages.page_size)
-
-    def _note(self, sequence: Sequence, fresh: list[int]) -> None:
-        """Tell the journal of pages that are cached now, a run of neighbours at a time."""
-        journal, size, keys = self.pages.journal, self.pages.page_size, sequence.keys
-        assert journal is not None, "there is no journal"
-        request, at = sequence.request, 0
-        while at < len(fresh):
-            start = stop = fresh[at]
-            while at < len(fresh) and fresh[at] == stop:
-                at, stop = at + 1, stop + 1
-            parent = keys[start - 1] if start else None
-            tokens = sequence.tokens[start * size : stop * size]
-            cached = tuple(keys[start:stop])
-            journal.cached(PagesCached(cached, parent, tokens, size, request.adapter, request.cache_salt))
 
     def preempt(self, sequence: Sequence) -> None:
         """Take slot and pages back, and copy to the host what no other sequence holds, if there is room and it pays."""
@@ -306,6 +304,8 @@ class Placement:
         self.publish(sequence)
         if sequence.request.session:
             self.pages.keep(sequence.pages)
+            if self.states is not None:
+                self.states.snapshots.keep(sequence.keys)
         self.free_slots.append(sequence.slot)
         self.adapters.release(sequence.request.adapter)
         sequence.adapter_slot = NO_ADAPTER
@@ -325,14 +325,17 @@ class Placement:
         if self.host is not None:
             self.host.settle()
 
-    def take_moves(self) -> tuple[Moves, Moves, Moves]:
-        """What the batch to be launched moves: pages to the host, pages back from there, adapters to their slots."""
+    def take_moves(self) -> tuple[Moves, Moves, Moves, Moves]:
+        """What the next batch moves: pages to the host and back, adapters to their slots, states that are kept."""
         out, back = ((), ()) if self.host is None else self.host.take_moves()
-        return out, back, self.adapters.take_loads()
+        saves = () if self.states is None else self.states.snapshots.take_saves()
+        return out, back, self.adapters.take_loads(), saves
 
     def clear_caches(self) -> None:
         """Forget what is cached on the device and on the host, for when nothing there can be trusted."""
         self.pages.clear_cache()
+        if self.states is not None:
+            self.states.snapshots.clear()
         self.adapters.forget()
         if self.pages.drafted is not None:
             self.pages.drafted.clear()
@@ -365,6 +368,8 @@ class Placement:
         placed = [(sequence.request.adapter, sequence.adapter_slot) for sequence in sequences]
         self.adapters.check(placed, (sequence.request.adapter for sequence in waiting))
         self.pages.check([*(sequence.all_pages for sequence in sequences), self._copy_sources])
+        if self.states is not None:
+            self.states.snapshots.check(self.pages.is_cached)
         stored = [sequence.stored for sequence in waiting if sequence.stored is not None]
         assert len(stored) == self.swapped, "sequences on the host are miscounted"
         if self.host is not None:

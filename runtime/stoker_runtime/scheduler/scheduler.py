@@ -238,7 +238,7 @@ class Scheduler:
     def _cross(self, sequence: Sequence, draft: Draft) -> None:
         # Victims come from the end of the order: never sequences that this step has decided on.
         if sequence.computed + sequence.ahead >= self._placement.capacity(sequence):
-            while not self._placement.grow(sequence, draft):
+            while not self._placement.cross(sequence, draft):
                 members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
                 victim = members[-1]
                 self._preempt(victim, draft)

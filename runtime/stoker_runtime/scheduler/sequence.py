@@ -49,6 +49,7 @@ class Sequence:
         "held_for_adapter",
         "keys",
         "limit",
+        "marks",
         "milestone",
         "near",
         "near_from",
@@ -62,6 +63,7 @@ class Sequence:
         "recorded",
         "request",
         "root",
+        "saved",
         "scored",
         "seed",
         "slot",
@@ -93,6 +95,10 @@ class Sequence:
         self.near: list[Place] = []
         self.near_from = 0
         """Where layers with a window give up pages: those that they keep, from this place on (`near.py`)."""
+        self.marks: tuple[int, ...] = ()
+        """Where layers keep a state: positions at which a chunk ends so that its states are kept."""
+        self.saved: bytes | None = None
+        """The prefix of which states were kept last, unless at one of `marks`."""
         self.stored: Stored | None = None
         """What it computed before it was preempted, if that rests in host memory."""
         self.queued = False

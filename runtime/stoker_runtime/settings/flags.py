@@ -241,6 +241,14 @@ FLAGS: tuple[Flag, ...] = (
         "most tokens in a step; 0: 8192, or 2048 below 36 GiB, 512 on a CPU",
         "TOKENS",
     ),
+    Flag(
+        "num-state-snapshots",
+        "num_state_snapshots",
+        integer(0),
+        SCHEDULING,
+        "prefixes whose states are kept, if any are; 0: half of max-num-seqs",
+        "N",
+    ),
     Flag("max-queued", "max_queued", integer(1), SCHEDULING, "waiting requests beyond which answers are 429", "N"),
     Flag("scheduling-policy", "scheduling_policy", choice(POLICIES), SCHEDULING, "who runs first", "|".join(POLICIES)),
     Flag(

@@ -67,7 +67,9 @@ class Batch:
     A step whose `assigns`, `page_updates`, moves and `prefills` are empty and whose `decodes` equal the
     previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write. `swap_outs` are
     (device page, host page), `swap_ins` (host page, device page). `adapter_loads` are (adapter, slot): what the host
-    holds of an adapter goes to that slot before the forward, and no row of this step used what was there.
+    holds of an adapter goes to that slot before the forward, and no row of this step used what was there. `state_saves`
+    are (slot, row) and `state_loads` (row, slot), copies between the states of slots and those that are kept of
+    prefixes, whose rows are behind the slots: before the forward, all saves before any load.
     With `drafts` there are no prefills: each decode runs its last token and up to `draft_caps[row]` ≤ `drafts` tokens
     that the device drafts behind it, and gets a token for each that is accepted and one more. `catch_ups` are chunks
     of decoding slots that the draft model alone computes, before it drafts; a batch with prefills has none.
@@ -85,6 +87,8 @@ class Batch:
     drafts: int = 0
     draft_caps: tuple[int, ...] = ()
     catch_ups: tuple[PrefillChunk, ...] = ()
+    state_saves: tuple[tuple[int, int], ...] = ()
+    state_loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

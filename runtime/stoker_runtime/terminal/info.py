@@ -312,11 +312,12 @@ def state_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
     if spec.recurrent is None:
         return []
     size = sequence_state_bytes(config, spec)
+    seqs, kept = config.max_num_seqs, config.num_state_snapshots
     return [
         (
             "states",
-            f"{size / 2**20:.1f} MiB a sequence in {spec.recurrent.layers} layers, {gib(size * config.max_num_seqs)} "
-            f"of the workspace for {config.max_num_seqs}; {len(spec.attending)} of {spec.num_layers} layers attend",
+            f"{size / 2**20:.1f} MiB a sequence in {spec.recurrent.layers} layers, {gib(size * (seqs + kept))} of the "
+            f"workspace for {seqs} and {kept} prefixes; {len(spec.attending)} of {spec.num_layers} layers attend",
         )
     ]
 

@@ -102,6 +102,16 @@ def test_many_tokens_match(device: torch.device) -> None:
     )
 
 
+@pytest.mark.parametrize("max_rank", [7, 24])
+def test_four_pieces_match(max_rank: int, device: torch.device) -> None:
+    """Of which the last is another part of the first one's matrix."""
+    rng, generator = random.Random(max_rank), torch.Generator().manual_seed(9)
+    tokens = rng.choice([3, 530])
+    place = target(generator, 3, max_rank, 112, (144, 24, 24, 136), torch.float32, device)
+    x = torch.randn((tokens, 112), generator=generator).to(device)
+    check(x, place, draw(generator, tokens, 3, device), 3, torch.float32)
+
+
 def test_quantized_inputs_match(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(8)
     place = target(generator, 4, 16, 208, (64, 32, 32), torch.float16, device)

@@ -321,9 +321,11 @@ def test_several_gpus_are_checked_one_by_one(service: Build, tensor: int, pipeli
 
 @pytest.mark.parametrize("shape", ["nemotron-h-8b", "qwen3-next-80b-a3b@7"])
 @pytest.mark.parametrize("product", ["NVIDIA-L4", "NVIDIA-L40S", "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"])
-@pytest.mark.parametrize("told", [0, 11, 37])
+@pytest.mark.parametrize(
+    ("told", "more"), [(0, []), (11, ["--num-state-snapshots", "23"]), (37, ["--no-enable-prefix-caching"])]
+)
 def test_states_are_in_the_sum_as_the_engine_holds_them(
-    service: Build, shape: str, product: str, told: int
+    service: Build, shape: str, product: str, told: int, more: list[str]
 ) -> None:
     spec = build_spec(read_source(f"shape:{shape}"))
     found = shape_of(Path(f"shape:{shape}"))
@@ -331,18 +333,19 @@ def test_states_are_in_the_sum_as_the_engine_holds_them(
         SEVEN_B, layers=found["layers"], kv_heads=found["kvHeads"], head_dim=found["headDim"], max_context=512,
         state_bytes=found["stateBytes"],
     )  # fmt: skip
-    runtime = {"maxConcurrency": told} if told else {}
+    runtime: dict[str, Any] = {"args": more, **({"maxConcurrency": told} if told else {})}
     asked = service(resources={"gpus": 1, "gpuProducts": [product]}, runtime=runtime)
     fit, without = assess(asked, model), assess(asked, replace(model, state_bytes=0))
     flags = ["--max-num-seqs", str(told)] if told else []
     gib = gpu_memory_gib(product)
-    config = resolve(parse_serve(["m", *flags], {}).engine, spec, "cuda", int(gib * GIB))
-    held = config.max_num_seqs * sequence_state_bytes(config, spec) / GIB
+    config = resolve(parse_serve(["m", *flags, *more], {}).engine, spec, "cuda", int(gib * GIB))
+    kept = config.num_state_snapshots
+    held = (config.max_num_seqs + kept) * sequence_state_bytes(config, spec) / GIB
     assert fit is not None
     assert without is not None
     assert fit.states_gib == pytest.approx(held, abs=0.01)
     assert fit.required_gib - without.required_gib == pytest.approx(held / 0.9, abs=0.11)
-    assert f"states of {config.max_num_seqs} sequences" in fit.message
+    assert f"states of {config.max_num_seqs} sequences and {kept} prefixes" in fit.message
     assert "states of" not in without.message
 
 
@@ -379,5 +382,5 @@ def test_what_does_not_fit_for_its_states_says_which_field_lowers_them(service: 
     asked: dict[str, Any] = {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-H200"]}}
     fit = assess(service(**asked, runtime={"maxConcurrency": 1300}), model)
     assert fit is not None
-    assert (fit.verdict, fit.states_gib) == ("TooLarge", 126.95)
+    assert (fit.verdict, fit.states_gib) == ("TooLarge", 190.43)
     assert "Lower runtime.maxConcurrency" in fit.message

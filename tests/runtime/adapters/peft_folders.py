@@ -33,6 +33,7 @@ def load_base(checkpoint: Path) -> Any:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, attn_implementation="eager", dtype=torch.float32
     )
+    model.config._experts_implementation = "eager"  # of any sizes
     return model.eval()
 
 

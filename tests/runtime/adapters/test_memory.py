@@ -56,12 +56,14 @@ def test_what_is_allocated_is_what_was_counted(embeddings: bool) -> None:
     assert adapter_bytes(replace(config, enable_lora=False, lora_embeddings=False), TINY) == 0
 
 
-def test_matrices_that_lie_otherwise_in_checkpoints_are_not_adapted() -> None:
-    """Of Phi-3-small Q, K and V lie by KV heads, and rows of gate and of up take turns."""
+def test_rows_that_take_turns_in_checkpoints_are_not_adapted() -> None:
+    """Of Phi-3-small rows of gate and of up do; Q, K and V lie by KV heads, whose rows are brought apart."""
     config = {**PUBLISHED["Phi-3-small"], "num_hidden_layers": 1}
     spec = build_spec(ModelSource("m", SourceKind.SHAPE, None, config))
     layout = AdapterLayout.of(spec, embeddings=False)
-    assert layout.modules == ["model.layers.0.self_attn.dense", "model.layers.0.mlp.down_proj"]
+    assert layout.modules == [
+        f"model.layers.0.{each}" for each in ("self_attn.query_key_value", "self_attn.dense", "mlp.down_proj")
+    ]
 
 
 def test_a_slot_of_a_7b_model() -> None:

@@ -54,8 +54,9 @@ class Scenario:
     """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
 
     def __init__(
-        self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0, model: bool = False, near: bool = False
-    ) -> None:
+        self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0, model: bool = False, near: bool = False,
+        states: bool = False,
+    ) -> None:  # fmt: skip
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
         pages, page_size = rng.choice([3, 6, 12, 24, 48]), rng.choice([1, 2, 4, 8])
@@ -72,6 +73,7 @@ class Scenario:
             drafting=Drafting("ngram", drafts, 1, 4) if drafts else None,
             draft_costs=DraftCosts(0.1, 0.001) if model else None,
             sight=sight,
+            snapshots=rng.choice([0, 1, 2, 5, 20]) if states else None,
         )
         config = EngineConfig(
             model="uniform",

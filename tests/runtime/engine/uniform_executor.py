@@ -34,6 +34,7 @@ from stoker_runtime.step.result import MaskRows, StepResult
 if TYPE_CHECKING:
     from tests.runtime.engine.draft_pages import DraftPages
     from tests.runtime.engine.near_device import NearDevice
+    from tests.runtime.engine.state_device import StateDevice
 
 
 @dataclass
@@ -120,8 +121,6 @@ class UniformExecutor:
     `adapter_of` maps a seed to the number of its adapter, 0 for none.
     """
 
-    keeps_states = False
-
     def __init__(
         self,
         *,
@@ -140,7 +139,15 @@ class UniformExecutor:
         sleeper: DeviceSleeper | None = None,
         draft_costs: DraftCosts | None = None,
         sight: Sight | None = None,
+        snapshots: int | None = None,
     ) -> None:
+        """`snapshots`: sequences have states, and so many of prefixes may be kept; None: they have none."""
+        self.keeps_states, self.snapshots = snapshots is not None, snapshots or 0
+        self.states: StateDevice | None = None
+        if snapshots is not None:
+            from tests.runtime.engine.state_device import StateDevice
+
+            self.states = StateDevice(max_num_seqs, snapshots)
         self.num_pages = num_pages
         self.host_pages = host_pages
         self.host_page_tokens = host_page_tokens
@@ -189,6 +196,11 @@ class UniformExecutor:
         assert self.sampled == self.batches, "the step before has not sampled"
         self.batches += 1
         self._verify_shape(batch)
+        if self.states is not None:
+            self.states.copy(batch)
+        else:
+            assert not batch.state_saves, "states are kept where there are none"
+            assert not batch.state_loads, "states are brought back where there are none"
         for number, slot in batch.adapter_loads:
             assert self.adapters is not None
             assert number in self.adapters.copies, f"adapter {number} is not in host memory"
@@ -383,12 +395,14 @@ class UniformExecutor:
                 assert self._entry(slot, position) == fingerprint, f"position {position} reads foreign KV"
         if self.near is not None:
             self.near.read(slot.assign.slot, start, lambda position: self._entry(slot, position))
-        fingerprint = self._entry(slot, start - 1) or 0 if start else self._origin(slot)
+        before = fingerprint = self._entry(slot, start - 1) or 0 if start else self._origin(slot)
         for position, token in enumerate(token_ids, start):
             fingerprint = hash((fingerprint, token))
             self.kv[slot.pages[position // self.page_size]][position % self.page_size] = fingerprint
             if self.near is not None:
                 self.near.write(slot.assign.slot, position, fingerprint)
+        if self.states is not None:
+            self.states.run(slot.assign.slot, start, before, stop, fingerprint)
         slot.position = stop
         slot.last_token = None
 

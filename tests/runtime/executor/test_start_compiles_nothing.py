@@ -38,6 +38,7 @@ from stoker_runtime.executor.executor import MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import resolve
+from stoker_runtime.executor.states.memory import StateCopies
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
 from stoker_runtime.models import decoder as decoder_module
@@ -382,6 +383,34 @@ def test_passes_of_a_draft_model_have_precompiled_variants(
     launched = recorder.take().values()
     names = {wanted.kernel.partition(".")[2] for wanted in launched}
     assert {"describe_draft_kernel", "expand_drafts_kernel"} <= {name.lstrip("_") for name in names}, names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize("model", ["Nemotron-H-8B", "Qwen3-Next-80B-A3B"])
+def test_tries_of_layers_with_a_state_have_precompiled_variants(model: str, recorder: Recorder, index: Index) -> None:
+    asked = EngineConfig(
+        model="shape:traced", device="cuda", dtype="bfloat16", page_size=64, max_model_len=2048, max_num_seqs=64,
+        speculative_config='{"method": "ngram", "num_speculative_tokens": 3}', enable_lora=True,
+    )  # fmt: skip
+    spec, device = make_spec(model), torch.device("cpu")
+    config = resolve(asked, spec, "cuda")
+    decoder = Decoder(
+        spec, WeightArena(spec, device, torch.bfloat16, "none").assemble(), device, torch.bfloat16, max_model_len=2048
+    )
+    step = AdapterStep(config, AdapterMemory(config, spec, torch.bfloat16, device), device)
+    body = StepBody(config, decoder, kv_arena(config, spec, PAGES, device), device, adapters=step)
+    recorder.take()
+    for rows, drafts, mode in ((1, 1, GREEDY), (1, 3, SAMPLE), (2, 3, ADJUST), (16, 3, GREEDY), (64, 3, GREEDY)):
+        body(StepShape(rows, 0, 0, mode, drafts=drafts))
+        body(StepShape(rows, 0, 0, mode, adapters=True, drafts=drafts))
+        body(StepShape(rows, 0, 0, mode, adapters=True))
+    body(StepShape(3, 1, 4099, GREEDY, adapters=True))
+    StateCopies(body.states).run(((0, 64),), ((65, 3),))
+    launched = recorder.take().values()
+    names = {wanted.kernel.partition(".")[2] for wanted in launched}
+    kind = "mamba2" if "Nemotron" in model else "delta"
+    assert {"try_conv_kernel", f"try_{kind}_kernel", "settle_conv_kernel", f"settle_{kind}_kernel"} <= names
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
 

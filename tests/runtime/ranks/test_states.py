@@ -61,7 +61,7 @@ def test_crowding_preemption_and_sleep_change_no_token(
         llm.wake_up()
         assert llm.generate_tokens(prompts[:4], params[:4]) == whole[:4]
     assert stats.preemptions > 0
-    assert stats.prefix_hits == stats.prefix_queries == 0
+    assert 0 < stats.prefix_hits <= stats.prefix_queries, "states of prefixes are kept on every rank"
 
 
 @pytest.mark.parametrize("name", MODELS)

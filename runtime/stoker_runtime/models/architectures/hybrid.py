@@ -223,6 +223,7 @@ HYBRID_ROWS: dict[str, Architecture] = {
         top_names=_NEMOTRON_H_TOP,
         layer_names=_NEMOTRON_H_NAMES,
         base="backbone.",
+        modules="model.",
         layers="backbone.layers.",
     ),
     "Qwen3NextForCausalLM": Architecture(

@@ -116,9 +116,10 @@ class Architecture:
     """One row. `defaults` are what the architecture assumes for keys its config.json leaves out.
 
     `gguf_interleaved`: GGUF files of it store the rows of Q and K for rotation of neighbouring pairs, not of halves.
-    `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `layers`
-    begins a layer's. `ignored` is a regular expression of tensors that say nothing new. Names that begin with the first
-    of a pair in `renamed` begin with the second, in this order.
+    `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `modules`,
+    unless "", is what the modules of transformers, and so adapters, have in its place. `layers` begins a layer's.
+    `ignored` is a regular expression of tensors that say nothing new. Names that begin with the first of a pair in
+    `renamed` begin with the second, in this order.
     """
 
     build: Callable[[Mapping[str, Any]], ModelSpec]
@@ -127,6 +128,7 @@ class Architecture:
     top_names: Mapping[str, Names] = field(default_factory=lambda: TOP_NAMES)
     layer_names: Mapping[str, Names] = field(default_factory=lambda: LAYER_NAMES)
     base: str = "model."
+    modules: str = ""
     layers: str = "model.layers."
     ignored: str = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
     renamed: tuple[tuple[str, str], ...] = ()

@@ -61,7 +61,7 @@ class HeadDecoder(Decoder):
             slots = slots.index_select(0, inputs.logits_rows)
         update = self._linear(heads, layer.output, layer.output_bias)
         hidden = self._stream.to_ffn(update, residual, layer)
-        last = self._leave(self._feed_forward(0, hidden, slots), residual, None)
+        last = self._leave(self._feed(0, hidden, slots, None), residual, None)
         return last, residual
 
     def _begin(self, inputs: ForwardInputs, states: Tensor, layer: LayerWeights) -> tuple[Tensor | Quantized, Tensor]:
