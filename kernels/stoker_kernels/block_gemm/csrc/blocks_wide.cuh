@@ -1,0 +1,311 @@
+// y = x · Wᵀ of more tokens than a few with GGUF's planes, by wgmma with weights from registers.
+//
+// Two warpgroups multiply STRIPS strips of 64 rows each with TOKENS tokens; warps of a third bring planes and x to shared
+// memory (wide_ring.cuh). Weights of two steps of 16 columns are made in registers, as the rows of block_rows.cuh are,
+// bit for bit, while the tensor cores work on the two before. A lane's words of codes hold its pairs of columns of several
+// steps: those of an operand of wgmma, as a word has neighbouring columns of one place or of several.
+//
+// A lane has two rows of a strip. They are neighbours, which it stores as one word, or with gate and up one of each. CTAs
+// take tiles in turn; with a split a cluster shares the columns of one tile, and sums over its CTAs in order.
+#pragma once
+#include "silu.cuh"
+#include "wgmma.cuh"
+#include "wide_ring.cuh"
+
+namespace stoker {
+
+// The upper half of wgmma_descriptor: a step along K changes the lower one alone.
+constexpr uint64_t X_DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
+
+// The rows of a lane within its first strip, and how many rows of a span further the next strip is.
+struct LaneRows {
+  int row[2], stride;
+
+  // Neighbours 2q and 2q + 1, of which lanes of the upper half have the odd one first: so rows that a warp reads together
+  // differ modulo 8, and meet in no bank. Gate and up: q and, a span further, q again.
+  template <class C>
+  static __device__ __forceinline__ LaneRows of(bool gated) {
+    const int warp = threadIdx.x % 128 / 32, q = threadIdx.x % 32 / 4, group = threadIdx.x / 128;
+    LaneRows rows;
+    rows.stride = gated ? STRIP_ROWS / 2 : STRIP_ROWS;
+    const int first = group * C::STRIPS * rows.stride;
+    rows.row[0] = first + (gated ? warp * 8 + q : warp * 16 + 2 * q + q / 4);
+    rows.row[1] = first + (gated ? C::SPAN + warp * 8 + q : warp * 16 + 2 * q + 1 - q / 4);
+    return rows;
+  }
+};
+
+// A lane's codes and scales of a group of columns: as many as share words of the plane `low`.
+template <class C>
+struct WideUnit {
+  using F = typename C::F;
+  static constexpr int WORDS = F::WORDS / 8, COLUMNS = F::EACH * F::WORDS, GROUPS = HALF_COLUMNS / COLUMNS;
+  uint32_t low[2][WORDS], high[2][WORDS];
+  PlaneScales<F> own[2];
+
+  // Where a row's line of so many bytes begins, its chunks of 16 turned by the swizzle.
+  template <int LINE>
+  static __device__ __forceinline__ uint32_t line_at(int row) {
+    const uint32_t at = row * LINE;
+    return at ^ ((at >> 7 & (LINE / 16 - 1)) << 4);
+  }
+  // `stage`: where its planes lie; `c`: lane % 4.
+  __device__ __forceinline__ void read(const unsigned char* stage, const int (&rows)[2], int group, int half, int c) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const uint32_t low_line = line_at<C::LOW_LINE>(rows[r]) + 4 * c;
+#pragma unroll
+      for (int j = 0; j < WORDS; j++)
+        low[r][j] = *reinterpret_cast<const uint32_t*>(stage + (low_line ^ (group * WORDS + j) * 16));
+      if constexpr (F::HIGH > 0) read_high(stage + C::LOW_BYTES, rows[r], r, group, half, c);
+      const unsigned char* scale = stage + C::SCALE_AT + rows[r] * 8;
+      if constexpr (F::BYTES && F::EACH == 4) {
+        scale += C::WHOLE_SCALES ? half % 2 * 4 : group * 4;
+        own[r].scales.x = *reinterpret_cast<const uint32_t*>(scale);
+        if constexpr (C::SETS == 2) own[r].lows.x = *reinterpret_cast<const uint32_t*>(scale + C::ROWS * 8);
+      } else {
+        own[r].scales = *reinterpret_cast<const uint2*>(scale);
+        if constexpr (C::SETS == 2) own[r].lows = *reinterpret_cast<const uint2*>(scale + C::ROWS * 8);
+      }
+      if constexpr (F::BYTES) own[r].factor = *reinterpret_cast<const uint32_t*>(stage + C::FACTOR_AT + rows[r] * 4);
+    }
+  }
+  // So that the group's first place is at the lowest bits.
+  __device__ __forceinline__ void read_high(const unsigned char* planes, int row, int r, int group, int half, int c) {
+    const uint32_t line = line_at<C::HIGH_LINE>(row);
+    const int place = (C::WHOLE_HIGH ? half % 2 * (HALF_COLUMNS / F::WORDS) : 0) + group * F::EACH;  // of the line
+    const int element = place / F::HIGH_EACH, shift = place % F::HIGH_EACH * F::HIGH;
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+      if constexpr (F::HIGH_BITS == 16) {
+        const uint32_t at = (line + 4 * c) ^ (element * WORDS + j) * 16;
+        high[r][j] = *reinterpret_cast<const uint32_t*>(planes + at) >> shift;
+      } else {
+        const uint32_t at = (line + j % 2 * 8 + 2 * c) ^ (j / 2) * 16;
+        const uint32_t both = *reinterpret_cast<const uint16_t*>(planes + at);
+        high[r][j] = __byte_perm(both, 0, 0x4140) >> shift;
+      }
+    }
+  }
+  // The operand of step `t` of 16 columns of the group.
+  __device__ __forceinline__ void weights(int t, uint32_t magic, uint32_t (&a)[4]) const {
+    constexpr int STEPS = F::WORDS / 16;  // of a place
+    const int i = t / STEPS, j = t % STEPS * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const PlanePlace<F> place(own[r], i);
+      a[r] = place.pair(low[r][j], high[r][j], i, magic);
+      a[2 + r] = place.pair(low[r][j + 1], high[r][j + 1], i, magic);
+    }
+  }
+};
+
+// All half steps of one tile into `sums`; stages are given back to the producers.
+template <class C>
+__device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work,
+                                                const LaneRows& lane_rows, uint32_t magic, RingPlace<C::STAGES>& place,
+                                                RingPlace<C::X_STAGES>& x_place, float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+  using Unit = WideUnit<C>;
+  constexpr int BATCHES = Unit::COLUMNS / 32;  // of a group, each of two steps of 16 columns
+  const int lane = threadIdx.x % 32, c = lane % 4;
+  uint32_t a[2][2][4];
+  int held = -1, x_held = -1;
+#pragma unroll 1
+  for (int half = work.begin; half < work.end; half++) {
+    mbarrier_wait(ring.full + 8 * place.stage, place.parity);
+    const unsigned char* stage = ring.pointer + ring.planes_at(place.stage);
+    const int x_first = x_place.stage;
+    int x_now = x_first;
+    uint32_t x[2];
+#pragma unroll
+    for (int s = 0; s < C::STRIPS; s++) {
+      const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
+#pragma unroll
+      for (int group = 0; group < Unit::GROUPS; group++) {
+        Unit unit;
+        unit.read(stage, rows, group, half, c);
+#pragma unroll
+        for (int b = 0; b < BATCHES; b++) {
+          const int batch = group * BATCHES + b, box = batch / 2;
+          if (s == 0 && batch % 2 == 0) {
+            mbarrier_wait(ring.x_full + 8 * x_place.stage, x_place.parity);
+            x[box] = static_cast<uint32_t>(wgmma_descriptor(ring.x(x_place.stage)));
+            x_now = x_place.stage;
+            x_place.next();
+          }
+#pragma unroll
+          for (int i = 0; i < 2; i++) unit.weights(2 * b + i, magic, a[batch % 2][i]);
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+            WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(
+                sums[s], a[batch % 2][i], X_DESCRIPTOR_TOP | (x[box] + (batch % 2 * 2 + i) * 2),
+                half != work.begin || batch + i != 0);
+          wgmma_commit();
+          wgmma_wait<1>();
+          // What the batch before read last.
+          if (lane == 0 && s == 0 && batch == 0 && held >= 0) {
+            mbarrier_arrive(ring.empty + 8 * held);
+            mbarrier_arrive(ring.x_empty + 8 * x_held);
+          }
+          if (lane == 0 && s == C::STRIPS - 1 && batch == 2) mbarrier_arrive(ring.x_empty + 8 * x_first);
+        }
+      }
+    }
+    held = place.stage, x_held = x_now;
+    place.next();
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (int s = 0; s < C::STRIPS; s++) wgmma_results(sums[s]);
+  if (lane == 0 && held >= 0) {
+    mbarrier_arrive(ring.empty + 8 * held);
+    mbarrier_arrive(ring.x_empty + 8 * x_held);
+  }
+}
+
+// Eight tokens of a strip, of which a lane has two of two rows: v[0], v[1] of the first row.
+struct WideStore {
+  const WideBlockArguments& p;
+  int row, token;  // of the tile's result
+  bool odd_first;
+  float bias[2];
+
+  // `rows`: those of the strip within the tile.
+  template <class C>
+  static __device__ __forceinline__ WideStore of(const WideBlockArguments& p, const WideBlocksWork<C>& work, int tile,
+                                                 const int (&rows)[2]) {
+    const int lane = threadIdx.x % 32;
+    const int row = work.row(p, tile) + (p.gated ? rows[0] & ~1 : min(rows[0], rows[1]));
+    WideStore store{p, row, work.token(tile) + lane % 4 * 2, rows[0] > rows[1], {0.f, 0.f}};
+    if (p.bias != nullptr && row < p.count) {
+      store.bias[0] = __bfloat162float(p.bias[row]), store.bias[1] = __bfloat162float(p.bias[row + 1]);
+    }
+    return store;
+  }
+  __device__ __forceinline__ void put(int at, uint32_t rows) const {
+    if (row < p.count && at < p.m)
+      *reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(at) * p.ld_out + row) = rows;
+  }
+  __device__ __forceinline__ void eight(int j, const float (&v)[4]) const {
+    if (p.gated) {
+      // Lanes of neighbouring rows exchange a token each, so that either has both rows of one.
+      const uint32_t tokens = silu_times(v, v + 2), other = __shfl_xor_sync(~0u, tokens, 4);
+      const bool second = threadIdx.x / 4 % 2;
+      put(token + 8 * j + second, second ? __byte_perm(other, tokens, 0x7632) : __byte_perm(tokens, other, 0x5410));
+      return;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float low = (odd_first ? v[2 + h] : v[h]) + bias[0], high = (odd_first ? v[h] : v[2 + h]) + bias[1];
+      put(token + 8 * j + h, pack_bf16(low, high));
+    }
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, const WideBlocksWork<C>& work, int tile,
+                                                  const LaneRows& lane_rows, const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+#pragma unroll
+  for (int s = 0; s < C::STRIPS; s++) {
+    const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
+    const WideStore store = WideStore::of<C>(p, work, tile, rows);
+#pragma unroll
+    for (int j = 0; j < C::TOKENS / 8; j++) {
+      const float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
+      store.eight(j, v);
+    }
+  }
+}
+
+// The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
+template <class C>
+__device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
+                                                const WideBlocksWork<C>& work, int tile, const LaneRows& lane_rows,
+                                                const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+  constexpr int EIGHTS = C::TOKENS / 8, MOST = 8;
+  const int group = threadIdx.x / 128;
+  float4* parts = reinterpret_cast<float4*>(ring.pointer) + group * C::STRIPS * EIGHTS * 128 + threadIdx.x % 128;
+  named_barrier(1, C::CONSUMERS);  // everyone has read the rings
+#pragma unroll
+  for (int s = 0; s < C::STRIPS; s++)
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++)
+      parts[(s * EIGHTS + j) * 128] = make_float4(sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]);
+  cluster_sync();
+#pragma unroll 1
+  for (int s = 0; s < C::STRIPS; s++) {
+    const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
+    const WideStore store = WideStore::of<C>(p, work, tile, rows);
+#pragma unroll 1
+    for (int j = work.rank; j < EIGHTS; j += p.split) {
+      const float4* from = parts + (s * EIGHTS + j) * 128;
+      float4 part[MOST];
+#pragma unroll
+      for (int peer = 0; peer < MOST; peer++)
+        part[peer] = peer < p.split ? read_peer(from, peer) : make_float4(0.f, 0.f, 0.f, 0.f);
+      float v[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
+#pragma unroll
+      for (int peer = 1; peer < MOST; peer++)
+        v[0] += part[peer].x, v[1] += part[peer].y, v[2] += part[peer].z, v[3] += part[peer].w;
+      store.eight(j, v);
+    }
+  }
+  cluster_sync();  // nobody leaves while its sums are read
+}
+
+template <class C>
+__device__ __forceinline__ void consume_planes(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
+                                               const WideBlocksWork<C>& work) {
+  float sums[C::STRIPS][C::TOKENS / 2];
+  const LaneRows lane_rows = LaneRows::of<C>(p.gated);
+  const uint32_t magic = p.n > 0 ? PLANE_MAGIC : 0u;
+  RingPlace<C::STAGES> place(0);
+  RingPlace<C::X_STAGES> x_place(0);
+  grid_dependency_wait();  // what is stored may still be read
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    multiply_planes<C>(ring, work, lane_rows, magic, place, x_place, sums);
+    if (p.split > 1) return sum_planes_tile<C>(p, ring, work, tile, lane_rows, sums);  // a cluster has one tile
+    store_planes_tile<C>(p, work, tile, lane_rows, sums);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const PlaneMaps& maps, const WideBlockArguments& p) {
+  extern __shared__ unsigned char raw[];
+  const WideBlocksRing<C> ring(raw);
+  const WideBlocksWork<C> work(p);
+  const int warp = threadIdx.x / 32;
+  constexpr int CONSUMER_WARPS = C::CONSUMERS / 32;
+  if (threadIdx.x == C::CONSUMERS) {
+    tensor_map_prefetch(&x_map);
+    for (int s = 0; s < C::STAGES; s++) {
+      mbarrier_init(ring.full + 8 * s, 1);
+      mbarrier_init(ring.empty + 8 * s, CONSUMER_WARPS);
+    }
+    for (int s = 0; s < C::X_STAGES; s++) {
+      mbarrier_init(ring.x_full + 8 * s, 1);
+      mbarrier_init(ring.x_empty + 8 * s, CONSUMER_WARPS);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  launch_dependents();
+  if (warp >= CONSUMER_WARPS) {
+    registers_shrink<40>();
+    if (threadIdx.x % 32 == 0) {
+      if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, ring, work);
+      if (warp == CONSUMER_WARPS + 1) produce_planes<C>(maps, p, ring, work);
+    }
+    __syncwarp();
+    if (p.split > 1) {
+      cluster_sync();
+      cluster_sync();
+    }
+    return;
+  }
+  registers_grow<232>();
+  consume_planes<C>(p, ring, work);
+}
+
+}  // namespace stoker

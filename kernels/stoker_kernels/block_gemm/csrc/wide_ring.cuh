@@ -1,0 +1,169 @@
+// What products of many tokens with GGUF's planes are given, and the rings that carry planes and x to shared memory.
+//
+// A CTA's rows are two spans of ROWS / 2: neighbours, or as many of gate and of up. Codes, scales and factors come a half
+// step at a time, 128 columns, codes by TMA in the swizzle of their line: rows of 64 or 32 bytes. x comes in boxes of 64
+// columns. Only x waits for the kernel before.
+#pragma once
+#include <cuda.h>
+
+#include "plane_numbers.cuh"
+
+namespace stoker {
+
+constexpr int HALF_COLUMNS = 128, X_COLUMNS = 64, STRIP_ROWS = 64, WIDE_GROUPS = 2;
+constexpr int WIDE_SHARED = 227 * 1024, WIDE_STAGES = 4;
+
+struct PlaneMaps {
+  CUtensorMap low[2], high[2];  // of both spans: boxes of ROWS / 2 rows × a half step, or of a step where it has 32 bytes
+};
+
+struct WideBlockArguments {
+  __nv_bfloat16* out;         // [m, count], rows ld_out apart
+  const __nv_bfloat16* bias;  // [count] or null, which it is where gated
+  const unsigned char* scale[2];   // of both spans: [steps, words of 8 bytes, n]
+  const unsigned char* factor[2];  // [steps, n] of 4 bytes, or null
+  int m, n, steps, ld_out;  // n: rows of the planes
+  int split;     // CTAs of a cluster, which share the columns
+  int gated;     // spans are of gate and of up
+  int count;     // rows of the result, or of gate as of up
+  int first[2];  // rows of the planes with which the spans of the first tile begin
+};
+
+template <class F_, int TOKENS_, int STRIPS_>
+struct WideBlocks {
+  using F = F_;
+  static constexpr int TOKENS = TOKENS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
+  static constexpr int ALL_STRIPS = STRIPS * WIDE_GROUPS, ROWS = ALL_STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
+  static constexpr int CONSUMERS = WIDE_GROUPS * 128, THREADS = CONSUMERS + 128;
+  static constexpr int LOW_LINE = F::LOW_STEP / 2;  // bytes of a row's half step
+  // Where a step has no more than 32 bytes, they come with both of its halves.
+  static constexpr int HIGH_LINE = F::HIGH_STEP > 32 ? F::HIGH_STEP / 2 : F::HIGH_STEP;
+  static constexpr bool WHOLE_HIGH = F::HIGH_STEP == 32, WHOLE_SCALES = F::BYTES && F::WORDS == 32;
+  static constexpr int SETS = F::MINS && !F::NIBBLES ? 2 : 1;  // words of 8 bytes of a row's half step
+  static constexpr int LOW_BYTES = ROWS * LOW_LINE, HIGH_BYTES = ROWS * HIGH_LINE;
+  static constexpr int SCALE_AT = LOW_BYTES + HIGH_BYTES, FACTOR_AT = SCALE_AT + SETS * ROWS * 8;
+  static constexpr int STAGE_BYTES = (FACTOR_AT + (F::BYTES ? ROWS * 4 : 0) + 1023) / 1024 * 1024;
+  static constexpr int X_BYTES = TOKENS * 128;
+  static constexpr int FREE = WIDE_SHARED - 1024 - X_STAGES * (X_BYTES + 16) - 16 * WIDE_STAGES;
+  static constexpr int STAGES = FREE / STAGE_BYTES < WIDE_STAGES ? FREE / STAGE_BYTES : WIDE_STAGES;
+  static constexpr int RING_BYTES = STAGES * STAGE_BYTES + X_STAGES * X_BYTES, SUM_BYTES = ROWS * TOKENS * 4;
+  static_assert(SUM_BYTES <= RING_BYTES && STAGES >= 2, "sums lie where the rings were");
+};
+
+// [stages of x], [stages of codes, scales, factors], then barriers. `sm90_wide.py` reserves as much.
+template <class C>
+struct WideBlocksRing {
+  uint32_t base, full, empty, x_full, x_empty;
+  unsigned char* pointer;
+
+  __device__ explicit WideBlocksRing(unsigned char* raw) {
+    const uint32_t start = shared_address(raw);
+    base = (start + 1023) & ~1023u;
+    pointer = raw + (base - start);
+    full = base + C::RING_BYTES;
+    empty = full + 8 * C::STAGES;
+    x_full = empty + 8 * C::STAGES;
+    x_empty = x_full + 8 * C::X_STAGES;
+  }
+  __device__ uint32_t x(int stage) const { return base + stage * C::X_BYTES; }
+  __device__ uint32_t planes_at(int stage) const { return C::X_STAGES * C::X_BYTES + stage * C::STAGE_BYTES; }
+};
+
+// A stage of a ring, and the parity of its barrier's phase that is waited for next.
+template <int STAGES>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity;
+
+  __device__ explicit RingPlace(uint32_t first) : parity(first) {}
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+// The tiles of a CTA, and the half steps of each that are its own.
+template <class C>
+struct WideBlocksWork {
+  int token_tiles, tiles, rank, first, step, begin, end;
+
+  __device__ explicit WideBlocksWork(const WideBlockArguments& p) {
+    token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
+    const int each = p.gated ? C::SPAN : C::ROWS;
+    tiles = (p.count + each - 1) / each * token_tiles;
+    rank = blockIdx.x % p.split, first = blockIdx.x / p.split, step = gridDim.x / p.split;
+    const int halves = 2 * p.steps;
+    begin = halves * rank / p.split, end = halves * (rank + 1) / p.split;
+  }
+  // The first row of a tile's first span, from that of the first tile on.
+  __device__ int row(const WideBlockArguments& p, int tile) const {
+    return tile / token_tiles * (p.gated ? C::SPAN : C::ROWS);
+  }
+  __device__ int token(int tile) const { return tile % token_tiles * C::TOKENS; }
+};
+
+template <class C>
+__device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const WideBlocksRing<C>& ring,
+                                               const WideBlocksWork<C>& work) {
+  const uint64_t keep = policy_evict_last();
+  RingPlace<C::X_STAGES> place(1);  // the release that allows a stage's next use
+  grid_dependency_wait();
+  proxy_fence_async_global();
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    for (int box = 2 * work.begin; box < 2 * work.end; box++) {
+      mbarrier_wait(ring.x_empty + 8 * place.stage, place.parity);
+      const uint32_t full = ring.x_full + 8 * place.stage;
+      mbarrier_arrive_expect(full, C::X_BYTES);
+      tensor_load_2d(ring.x(place.stage), &x_map, box * X_COLUMNS, work.token(tile), full, keep);
+      place.next();
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void produce_planes(const PlaneMaps& maps, const WideBlockArguments& p,
+                                               const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work) {
+  using F = typename C::F;
+  const uint64_t policy = work.token_tiles == 1 ? policy_evict_first() : policy_evict_normal();
+  RingPlace<C::STAGES> place(1);
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int row = work.row(p, tile);
+    // Of a span's rows as many as there are: codes of others come as zeros, their scales not at all.
+    int first[2], rows[2];
+#pragma unroll
+    for (int span = 0; span < 2; span++) {
+      first[span] = p.first[span] + row;
+      rows[span] = max(0, min(C::SPAN, p.count - row - (p.gated ? 0 : span * C::SPAN)));
+    }
+    const int bytes = C::LOW_BYTES + C::HIGH_BYTES + (rows[0] + rows[1]) * (8 * C::SETS + (F::BYTES ? 4 : 0));
+#pragma unroll 1
+    for (int half = work.begin; half < work.end; half++) {
+      mbarrier_wait(ring.empty + 8 * place.stage, place.parity);
+      const uint32_t to = ring.base + ring.planes_at(place.stage), full = ring.full + 8 * place.stage;
+      mbarrier_arrive_expect(full, bytes);
+      const int64_t step = half / 2;
+#pragma unroll
+      for (int span = 0; span < 2; span++) {
+        const int at = span * C::SPAN;
+        tensor_load_2d(to + at * C::LOW_LINE, &maps.low[span], half * C::LOW_LINE, first[span], full, policy);
+        if constexpr (F::HIGH > 0) {
+          const int column = C::WHOLE_HIGH ? half / 2 * C::HIGH_LINE : half * C::HIGH_LINE;
+          tensor_load_2d(to + C::LOW_BYTES + at * C::HIGH_LINE, &maps.high[span], column, first[span], full, policy);
+        }
+        if (rows[span] == 0) continue;
+#pragma unroll
+        for (int set = 0; set < C::SETS; set++) {
+          const int64_t word = step * F::SCALE_WORDS + set * (F::SCALE_WORDS / 2) + (C::WHOLE_SCALES ? 0 : half % 2);
+          bulk_load(to + C::SCALE_AT + (set * C::ROWS + at) * 8, p.scale[span] + (word * p.n + first[span]) * 8,
+                    rows[span] * 8, full, policy);
+        }
+        if constexpr (F::BYTES) {
+          bulk_load(to + C::FACTOR_AT + at * 4, p.factor[span] + (step * p.n + first[span]) * 4, rows[span] * 4, full,
+                    policy);
+        }
+      }
+      place.next();
+    }
+  }
+}
+
+}  // namespace stoker
