@@ -1,6 +1,6 @@
 """Products of many tokens with GGUF's planes on Hopper: host side of csrc/sm90_blocks_wide.cu.
 
-Weights are decoded in registers on their way to wgmma, once for each tile of tokens, and never lie in memory in 16 bits.
+Weights are decoded in registers on their way to wgmma, once for each tile of tokens; no memory has them in 16 bits.
 
 Invariants: a weight is what its format defines, rounded once to bf16, as `sm90_rows` decodes it; products are summed in
 fp32, in a fixed order, so equal calls give equal bits, and the result is rounded once. A launch never synchronises,
@@ -149,7 +149,12 @@ def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, res
 def choice_for(tokens: int, rows: int, halves: int, residents: Residents) -> tuple[WideTile, int]:
     """The kernel, and how many CTAs share the columns: what takes least."""
     choices = [(tile, split) for tile in TILES for split in range(1, min(MAX_SPLIT, halves) + 1)]
-    return min(choices, key=lambda each: cost_us(*each, tokens, rows, halves, residents(*each)))
+
+    def cost(choice: tuple[WideTile, int]) -> float:
+        tile, split = choice
+        return cost_us(tile, split, tokens, rows, halves, residents(tile, split))
+
+    return min(choices, key=cost)
 
 
 def linear(
@@ -162,16 +167,15 @@ def linear(
     _multiply(x, (Span(piece), Span(piece)), bias, out, False, tile, split)
 
 
-def silu_mul(
-    x: Tensor, gate: Span, up: Span, out: Tensor, *, tile: WideTile | None = None, split: int = 0
-) -> None:
+def silu_mul(x: Tensor, gate: Span, up: Span, out: Tensor, *, tile: WideTile | None = None, split: int = 0) -> None:
     """out [M, F] = silu(x · gateᵀ) · (x · upᵀ), of spans that `gated_spans` found. Otherwise as `linear`."""
     _multiply(x, (gate, up), None, out, True, tile, split)
 
 
 def _multiply(
-    x: Tensor, spans: tuple[Span, Span], bias: Tensor | None, out: Tensor, gated: bool, tile: WideTile | None, split: int
-) -> None:
+    x: Tensor, spans: tuple[Span, Span], bias: Tensor | None, out: Tensor, gated: bool, tile: WideTile | None,
+    split: int,
+) -> None:  # fmt: skip
     piece, device, count = spans[0].piece, x.device, out.shape[1]
     if tile is None:
         most = TILES[-1].tokens  # more are whole tiles: the same choice, which is made once
@@ -232,5 +236,5 @@ def _plane_maps_at(
     image = b"".join(bytes(size) if each is None else bytes(each) for each in maps)
     storage = (ctypes.c_char * (len(image) + 64))()
     placed = (ctypes.c_char * len(image)).from_buffer(storage, -ctypes.addressof(storage) % 64)
-    placed[:] = image
+    ctypes.memmove(placed, image, len(image))
     return placed
