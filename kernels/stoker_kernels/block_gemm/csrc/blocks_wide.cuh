@@ -295,7 +295,8 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     registers_shrink<40>();
     if (threadIdx.x % 32 == 0) {
       if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, ring, work);
-      if (warp == CONSUMER_WARPS + 1) produce_planes<C>(maps, p, ring, work);
+      if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring, work);
+      if (warp == CONSUMER_WARPS + 2) produce_scales<C>(p, ring, work);
     }
     __syncwarp();
     if (p.split > 1) {

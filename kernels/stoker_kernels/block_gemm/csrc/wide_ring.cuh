@@ -119,46 +119,67 @@ __device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const W
   }
 }
 
+// Of a span's rows as many as there are: codes of others come as zeros, their scales not at all.
 template <class C>
-__device__ __forceinline__ void produce_planes(const PlaneMaps& maps, const WideBlockArguments& p,
-                                               const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work) {
+__device__ __forceinline__ int rows_of_span(const WideBlockArguments& p, int row, int span) {
+  return max(0, min(C::SPAN, p.count - row - (p.gated ? 0 : span * C::SPAN)));
+}
+
+// Codes, by a warp that says how many bytes a stage has.
+template <class C>
+__device__ __forceinline__ void produce_codes(const PlaneMaps& maps, const WideBlockArguments& p,
+                                              const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work) {
   using F = typename C::F;
   const uint64_t policy = work.token_tiles == 1 ? policy_evict_first() : policy_evict_normal();
   RingPlace<C::STAGES> place(1);
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
-    const int row = work.row(p, tile);
-    // Of a span's rows as many as there are: codes of others come as zeros, their scales not at all.
-    int first[2], rows[2];
-#pragma unroll
-    for (int span = 0; span < 2; span++) {
-      first[span] = p.first[span] + row;
-      rows[span] = max(0, min(C::SPAN, p.count - row - (p.gated ? 0 : span * C::SPAN)));
-    }
-    const int bytes = C::LOW_BYTES + C::HIGH_BYTES + (rows[0] + rows[1]) * (8 * C::SETS + (F::BYTES ? 4 : 0));
+    const int row = work.row(p, tile), rows = rows_of_span<C>(p, row, 0) + rows_of_span<C>(p, row, 1);
+    const int bytes = C::LOW_BYTES + C::HIGH_BYTES + rows * (8 * C::SETS + (F::BYTES ? 4 : 0));
 #pragma unroll 1
     for (int half = work.begin; half < work.end; half++) {
       mbarrier_wait(ring.empty + 8 * place.stage, place.parity);
       const uint32_t to = ring.base + ring.planes_at(place.stage), full = ring.full + 8 * place.stage;
       mbarrier_arrive_expect(full, bytes);
-      const int64_t step = half / 2;
 #pragma unroll
       for (int span = 0; span < 2; span++) {
-        const int at = span * C::SPAN;
-        tensor_load_2d(to + at * C::LOW_LINE, &maps.low[span], half * C::LOW_LINE, first[span], full, policy);
+        const int at = span * C::SPAN, first = p.first[span] + row;
+        tensor_load_2d(to + at * C::LOW_LINE, &maps.low[span], half * C::LOW_LINE, first, full, policy);
         if constexpr (F::HIGH > 0) {
           const int column = C::WHOLE_HIGH ? half / 2 * C::HIGH_LINE : half * C::HIGH_LINE;
-          tensor_load_2d(to + C::LOW_BYTES + at * C::HIGH_LINE, &maps.high[span], column, first[span], full, policy);
+          tensor_load_2d(to + C::LOW_BYTES + at * C::HIGH_LINE, &maps.high[span], column, first, full, policy);
         }
-        if (rows[span] == 0) continue;
+      }
+      place.next();
+    }
+  }
+}
+
+// Scales and factors.
+template <class C>
+__device__ __forceinline__ void produce_scales(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
+                                               const WideBlocksWork<C>& work) {
+  using F = typename C::F;
+  const uint64_t policy = policy_evict_normal();  // both halves of a step may need them
+  RingPlace<C::STAGES> place(1);
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int row = work.row(p, tile);
+#pragma unroll 1
+    for (int half = work.begin; half < work.end; half++) {
+      mbarrier_wait(ring.empty + 8 * place.stage, place.parity);
+      const uint32_t to = ring.base + ring.planes_at(place.stage), full = ring.full + 8 * place.stage;
+#pragma unroll 1
+      for (int span = 0; span < 2; span++) {
+        const int at = span * C::SPAN, rows = rows_of_span<C>(p, row, span);
+        const int64_t step = half / 2, first = p.first[span] + row;
+        if (rows == 0) break;
 #pragma unroll
         for (int set = 0; set < C::SETS; set++) {
           const int64_t word = step * F::SCALE_WORDS + set * (F::SCALE_WORDS / 2) + (C::WHOLE_SCALES ? 0 : half % 2);
-          bulk_load(to + C::SCALE_AT + (set * C::ROWS + at) * 8, p.scale[span] + (word * p.n + first[span]) * 8,
-                    rows[span] * 8, full, policy);
+          bulk_load(to + C::SCALE_AT + (set * C::ROWS + at) * 8, p.scale[span] + (word * p.n + first) * 8, rows * 8,
+                    full, policy);
         }
         if constexpr (F::BYTES) {
-          bulk_load(to + C::FACTOR_AT + at * 4, p.factor[span] + (step * p.n + first[span]) * 4, rows[span] * 4, full,
-                    policy);
+          bulk_load(to + C::FACTOR_AT + at * 4, p.factor[span] + (step * p.n + first) * 4, rows * 4, full, policy);
         }
       }
       place.next();
