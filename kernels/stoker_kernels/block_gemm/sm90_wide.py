@@ -25,7 +25,7 @@ from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows
 
-STEM, ARCH, THREADS = "sm90_blocks_wide", "sm_90a", 384
+STEM, ARCH = "sm90_blocks_wide", "sm_90a"
 FORMATS = tuple(PLANE_KINDS)
 ROW_MULTIPLE = 4  # rows whose scales and factors begin on multiples of 16 bytes
 MAX_SPLIT = 8  # CTAs of a portable cluster
@@ -53,12 +53,18 @@ class WideBlockArguments(ctypes.Structure):
 class WideTile:
     """One compiled kernel of a format: `tokens` tokens and `rows` rows of the weight a CTA, one of an SM.
 
-    `half_us`: what half a step of columns takes where every SM is busy.
+    `groups` warpgroups multiply. `half_us`: what half a step of columns takes where every SM is busy.
     """
 
     tokens: int
     rows: int
+    groups: int
     half_us: float
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 128 * (self.groups + 1)
 
     @property
     def x_stages(self) -> int:
@@ -84,7 +90,7 @@ class WideTile:
         return 1024 + self.x_stages * x + self.stages(name) * planes
 
 
-TILES = (WideTile(128, 256, 1.75), WideTile(256, 128, 1.45))
+TILES = (WideTile(64, 256, 4, 1.2), WideTile(128, 256, 2, 1.75), WideTile(256, 128, 2, 1.45))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ def _multiply(
 
 def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
     entry = f"{STEM}_{name.lower()}_m{tile.tokens}_r{tile.rows}"
-    return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), THREADS, device.index or 0)
+    return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), tile.threads, device.index or 0)
 
 
 @functools.cache

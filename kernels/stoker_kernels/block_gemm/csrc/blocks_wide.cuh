@@ -1,7 +1,7 @@
 // y = x · Wᵀ of more tokens than a few with GGUF's planes, by wgmma with weights from registers.
 //
-// Two warpgroups multiply STRIPS strips of 64 rows each with TOKENS tokens; warps of a third bring planes and x to shared
-// memory (wide_ring.cuh). Weights of two steps of 16 columns are made in registers, as the rows of block_rows.cuh are,
+// Warpgroups multiply strips of 64 rows with TOKENS tokens; warps of a further one bring planes and x to shared memory
+// (wide_ring.cuh). Weights of two steps of 16 columns are made in registers, as the rows of block_rows.cuh are,
 // bit for bit, while the tensor cores work on the two before. A lane's words of codes hold its pairs of columns of several
 // steps: those of an operand of wgmma, as a word has neighbouring columns of one place or of several.
 //
@@ -292,7 +292,7 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
   __syncthreads();
   launch_dependents();
   if (warp >= CONSUMER_WARPS) {
-    registers_shrink<40>();
+    registers_shrink<C::PRODUCER_REGISTERS>();
     if (threadIdx.x % 32 == 0) {
       if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, ring, work);
       if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring, work);
@@ -305,7 +305,7 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     }
     return;
   }
-  registers_grow<232>();
+  registers_grow<C::REGISTERS>();
   consume_planes<C>(p, ring, work);
 }
 

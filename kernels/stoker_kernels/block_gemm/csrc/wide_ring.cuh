@@ -10,7 +10,7 @@
 
 namespace stoker {
 
-constexpr int HALF_COLUMNS = 128, X_COLUMNS = 64, STRIP_ROWS = 64, WIDE_GROUPS = 2;
+constexpr int HALF_COLUMNS = 128, X_COLUMNS = 64, STRIP_ROWS = 64;
 constexpr int WIDE_SHARED = 227 * 1024, WIDE_STAGES = 4;
 
 struct PlaneMaps {
@@ -29,12 +29,14 @@ struct WideBlockArguments {
   int first[2];  // rows of the planes with which the spans of the first tile begin
 };
 
-template <class F_, int TOKENS_, int STRIPS_>
+// GROUPS warpgroups multiply STRIPS strips of 64 rows each, with so many registers a thread.
+template <class F_, int TOKENS_, int GROUPS_, int STRIPS_>
 struct WideBlocks {
   using F = F_;
-  static constexpr int TOKENS = TOKENS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
-  static constexpr int ALL_STRIPS = STRIPS * WIDE_GROUPS, ROWS = ALL_STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
-  static constexpr int CONSUMERS = WIDE_GROUPS * 128, THREADS = CONSUMERS + 128;
+  static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
+  static constexpr int ROWS = GROUPS * STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
+  static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128, REGISTERS = GROUPS == 2 ? 232 : 112;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
   static constexpr int LOW_LINE = F::LOW_STEP / 2;  // bytes of a row's half step
   // Where a step has no more than 32 bytes, they come with both of its halves.
   static constexpr int HIGH_LINE = F::HIGH_STEP > 32 ? F::HIGH_STEP / 2 : F::HIGH_STEP;
