@@ -93,7 +93,7 @@ struct WideUnit {
     const int i = t / STEPS, j = t % STEPS * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const PlanePlace<F> place(own[r], i);
+      const PlanePlace<F> place(own[r], i, magic);
       a[r] = place.pair(low[r][j], high[r][j], i, magic);
       a[2 + r] = place.pair(low[r][j + 1], high[r][j + 1], i, magic);
     }

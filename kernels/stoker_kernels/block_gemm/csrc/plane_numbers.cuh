@@ -49,20 +49,21 @@ struct PlaneScales {
 
   // Byte `i` of eight as an integer, of one with a sign where `SIGNED`.
   template <bool SIGNED>
-  static __device__ __forceinline__ float byte_of(const uint2& words, int i) {
+  static __device__ __forceinline__ float byte_of(const uint2& words, int i, uint32_t magic) {
     const uint32_t word = (i < 4 ? words.x : words.y) ^ (SIGNED ? 0x80808080u : 0u);
-    return __uint_as_float(__byte_perm(word, PLANE_MAGIC, 0x7650 | i % 4)) - (SIGNED ? 8388736.f : 8388608.f);
+    return __uint_as_float(__byte_perm(word, magic, 0x7650 | i % 4)) - (SIGNED ? 8388736.f : 8388608.f);
   }
-  // Of place `i`: its scale, and what is added to the products.
-  __device__ __forceinline__ void scale_of(int i, float& scale, float& add) const {
+  // Of place `i`: its scale, and what is added to the products. `magic` is PLANE_MAGIC in a register, as the compiler
+  // cannot know it: an instruction has one constant.
+  __device__ __forceinline__ void scale_of(int i, uint32_t magic, float& scale, float& add) const {
     add = 0.f;
     if constexpr (F::NIBBLES) {
       const uint32_t mask = 0x0F0F0F0Fu;
-      scale = half_low(factor) * byte_of<false>(make_uint2(scales.x & mask, scales.y & mask), i);
-      add = -(half_high(factor) * byte_of<false>(make_uint2(scales.x >> 4 & mask, scales.y >> 4 & mask), i));
+      scale = half_low(factor) * byte_of<false>(make_uint2(scales.x & mask, scales.y & mask), i, magic);
+      add = -(half_high(factor) * byte_of<false>(make_uint2(scales.x >> 4 & mask, scales.y >> 4 & mask), i, magic));
     } else if constexpr (F::BYTES) {
-      scale = half_low(factor) * byte_of<!F::MINS>(scales, i);
-      if constexpr (F::MINS) add = -(half_high(factor) * byte_of<false>(lows, i));
+      scale = half_low(factor) * byte_of<!F::MINS>(scales, i, magic);
+      if constexpr (F::MINS) add = -(half_high(factor) * byte_of<false>(lows, i, magic));
     } else {
       const uint32_t word = i < 2 ? scales.x : scales.y, other = i < 2 ? lows.x : lows.y;
       scale = i % 2 ? half_high(word) : half_low(word);
@@ -77,8 +78,8 @@ struct PlanePlace {
   static constexpr bool APART = F::HIGH == 0 && !F::LEVELS;  // codes stay where they lie
   float scale, add;
 
-  __device__ __forceinline__ PlanePlace(const PlaneScales<F>& scales, int i) {
-    scales.scale_of(i, scale, add);
+  __device__ __forceinline__ PlanePlace(const PlaneScales<F>& scales, int i, uint32_t magic) {
+    scales.scale_of(i, magic, scale, add);
     if (shift_of(i) > 0) scale *= 1.f / (1 << shift_of(i));
   }
   static __device__ __forceinline__ int shift_of(int i) { return APART ? F::LOW * i : 0; }
@@ -90,12 +91,12 @@ struct PlanePlace {
     return __byte_perm(first, second, 0x3210u | (codes & 0x8888u) >> 1);
   }
   // A pair of neighbouring columns: `low` and `high` have an element of each, of `high` with the first place at the lowest
-  // bits. `magic` is PLANE_MAGIC in a register, as the compiler cannot know it: an instruction has one constant.
+  // bits.
   __device__ __forceinline__ uint32_t pair(uint32_t low, uint32_t high, int i, uint32_t magic) const {
     uint32_t number[2];
     if constexpr (F::LEVELS) {
-      number[0] = __byte_perm(levels_of(low), PLANE_MAGIC, 0x7650 | i);
-      number[1] = __byte_perm(levels_of(low >> 16), PLANE_MAGIC, 0x7650 | i);
+      number[0] = __byte_perm(levels_of(low), magic, 0x7650 | i);
+      number[1] = __byte_perm(levels_of(low >> 16), magic, 0x7650 | i);
     } else if constexpr (APART) {
       const uint32_t mask = (1u << F::LOW) - 1 << F::LOW * i;
       number[0] = low & mask | magic, number[1] = low >> 16 & mask | magic;
@@ -105,7 +106,7 @@ struct PlanePlace {
       const int up = F::LOW - F::HIGH * i;
       const uint32_t above = up >= 0 ? high << (up >= 0 ? up : 0) : high >> (up >= 0 ? 0 : -up);
       const uint32_t codes = low >> F::LOW * i & ONES * 0x10001u | above & ABOVE * 0x10001u;
-      number[0] = __byte_perm(codes, PLANE_MAGIC, 0x7610), number[1] = __byte_perm(codes, PLANE_MAGIC, 0x7632);
+      number[0] = __byte_perm(codes, magic, 0x7610), number[1] = __byte_perm(codes, magic, 0x7632);
     }
     const float base = 8388608.f + (F::LEVELS ? 128.f : static_cast<float>(F::OFFSET << shift_of(i)));
     float weight[2];
