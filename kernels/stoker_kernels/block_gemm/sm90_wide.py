@@ -79,15 +79,22 @@ class WideTile:
         row = kind.low * 16 + (high // 2 if high > 32 else high) + 8 * words + 4 * kind.bytes_
         return -(-row * self.rows // 1024) * 1024
 
+    def tables_bytes(self, name: str) -> int:
+        """Of scales as numbers, of 16 rows and half a step twice a warp, where they are bytes in planes."""
+        kind = PLANE_KINDS[name]
+        each = HALF // kind.words * 16 * (8 if kind.mins else 4)
+        return 4 * self.groups * 2 * each if kind.bytes_ else 0
+
     def stages(self, name: str) -> int:
         """Of planes; STAGES of csrc/wide_ring.cuh."""
         free = SHARED_LIMIT - 1024 - self.x_stages * (self.tokens * 128 + 16) - 16 * MOST_STAGES
+        free -= self.tables_bytes(name)
         return min(MOST_STAGES, free // self.stage_bytes(name))
 
     def shared_bytes(self, name: str) -> int:
         """Dynamic shared memory: alignment, rings, two barriers a stage."""
         x, planes = self.tokens * 128 + 16, self.stage_bytes(name) + 16
-        return 1024 + self.x_stages * x + self.stages(name) * planes
+        return 1024 + self.x_stages * x + self.stages(name) * planes + self.tables_bytes(name)
 
 
 TILES = (WideTile(64, 256, 4, 1.2), WideTile(128, 256, 2, 1.75), WideTile(256, 128, 2, 1.45))

@@ -81,7 +81,7 @@ struct RowsUnit {
 #pragma unroll
     for (int i = 0; i < F::EACH; i++, column += WORDS, to += WORDS) {
       if (TAIL && column >= p.columns) return;
-      const PlanePlace<F> place(own, i, magic);
+      const auto place = PlanePlace<F>::of(own, i, magic);
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) pairs[j] = place.pair(low[j], high[j], i, magic);

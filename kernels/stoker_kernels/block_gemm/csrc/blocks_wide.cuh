@@ -17,25 +17,78 @@ namespace stoker {
 // The upper half of wgmma_descriptor: a step along K changes the lower one alone.
 constexpr uint64_t X_DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
 
-// The rows of a lane within its first strip, and how many rows of a span further the next strip is.
+// The rows of a lane within its first strip, that whose scales it makes numbers of, and how many rows of a span further
+// the next strip is.
+template <class C>
 struct LaneRows {
-  int row[2], stride;
+  int row[2], table, stride;
 
   // Neighbours 2q and 2q + 1, of which lanes of the upper half have the odd one first: so rows that a warp reads together
   // differ modulo 8, and meet in no bank. Gate and up: q and, a span further, q again.
-  template <class C>
-  static __device__ __forceinline__ LaneRows of(bool gated) {
-    const int warp = threadIdx.x % 128 / 32, q = threadIdx.x % 32 / 4, group = threadIdx.x / 128;
-    LaneRows rows;
-    rows.stride = gated ? STRIP_ROWS / 2 : STRIP_ROWS;
-    const int first = group * C::STRIPS * rows.stride;
-    rows.row[0] = first + (gated ? warp * 8 + q : warp * 16 + 2 * q + q / 4);
-    rows.row[1] = first + (gated ? C::SPAN + warp * 8 + q : warp * 16 + 2 * q + 1 - q / 4);
-    return rows;
+  static __device__ __forceinline__ int row_of(int q, int which, bool gated) {
+    const int warp = threadIdx.x % 128 / 32;
+    return gated ? which * C::SPAN + warp * 8 + q : warp * 16 + 2 * q + (q / 4 ^ which);
+  }
+  __device__ explicit LaneRows(bool gated) {
+    const int lane = threadIdx.x % 32;
+    stride = gated ? STRIP_ROWS / 2 : STRIP_ROWS;
+    const int first = threadIdx.x / 128 * C::STRIPS * stride;
+    row[0] = first + row_of(lane / 4, 0, gated), row[1] = first + row_of(lane / 4, 1, gated);
+    table = first + row_of(lane % 8, lane / 8 % 2, gated);
   }
 };
 
-// A lane's codes and scales of a group of columns: as many as share words of the plane `low`.
+// The scales of 16 rows in a half step as numbers, which a warp's lanes make for each other: each of a row those of some
+// places, in sixteens of bytes, of first rows before second ones.
+template <class C>
+struct ScaleTable {
+  using F = typename C::F;
+  static constexpr int PLACES = HALF_COLUMNS / F::WORDS, EACH = F::MINS ? 2 : 4, UNITS = PLACES / EACH;
+  float4 held[2];  // of both rows: of EACH places
+
+  static __device__ __forceinline__ void fill(const unsigned char* stage, int row, int half, uint32_t magic, float4* table) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t factor = *reinterpret_cast<const uint32_t*>(stage + C::FACTOR_AT + row * 4);
+    const unsigned char* from = stage + C::SCALE_AT + row * 8 + (C::WHOLE_SCALES ? half % 2 * 4 : 0);
+#pragma unroll
+    for (int first = 0; first < UNITS; first += 2) {
+      const int unit = UNITS > 1 ? first + lane / 16 : 0, place = unit * EACH;
+      PlaneScales<F> own;
+      own.factor = factor;
+      own.scales.x = bytes_at(from + place);
+      if constexpr (C::SETS == 2) own.lows.x = bytes_at(from + C::ROWS * 8 + place);
+      // A code that lies higher by so many bits, which is known of the first place alone while it is compiled.
+      const float lower = PlanePlace<F>::APART ? __uint_as_float((127 - F::LOW * place) << 23) : 1.f;
+      float number[4];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const auto found = PlanePlace<F>::of(own, i, magic);
+        const float scale = PlanePlace<F>::APART ? found.scale * lower : found.scale;
+        if constexpr (F::MINS) {
+          number[2 * i] = scale, number[2 * i + 1] = found.add;
+        } else {
+          number[i] = scale;
+        }
+      }
+      if (UNITS > 1 || lane < 16) table[unit * 16 + lane % 16] = make_float4(number[0], number[1], number[2], number[3]);
+    }
+  }
+  static __device__ __forceinline__ uint32_t bytes_at(const unsigned char* from) {
+    if constexpr (EACH == 4) return *reinterpret_cast<const uint32_t*>(from);
+    return *reinterpret_cast<const uint16_t*>(from);
+  }
+  __device__ __forceinline__ void read(const float4* table, int place) {
+    const int q = threadIdx.x % 32 / 4;
+    held[0] = table[place / EACH * 16 + q], held[1] = table[place / EACH * 16 + 8 + q];
+  }
+  __device__ __forceinline__ PlanePlace<F> place(int r, int place) const {
+    const float numbers[4] = {held[r].x, held[r].y, held[r].z, held[r].w};
+    const int i = place % EACH;
+    return F::MINS ? PlanePlace<F>{numbers[2 * i % 4], numbers[(2 * i + 1) % 4]} : PlanePlace<F>{numbers[i], 0.f};
+  }
+};
+
+// A lane's codes of a group of columns, as many as share words of the plane `low`, and its scales where they are no bytes.
 template <class C>
 struct WideUnit {
   using F = typename C::F;
@@ -58,16 +111,11 @@ struct WideUnit {
       for (int j = 0; j < WORDS; j++)
         low[r][j] = *reinterpret_cast<const uint32_t*>(stage + (low_line ^ (group * WORDS + j) * 16));
       if constexpr (F::HIGH > 0) read_high(stage + C::LOW_BYTES, rows[r], r, group, half, c);
-      const unsigned char* scale = stage + C::SCALE_AT + rows[r] * 8;
-      if constexpr (F::BYTES && F::EACH == 4) {
-        scale += C::WHOLE_SCALES ? half % 2 * 4 : group * 4;
-        own[r].scales.x = *reinterpret_cast<const uint32_t*>(scale);
-        if constexpr (C::SETS == 2) own[r].lows.x = *reinterpret_cast<const uint32_t*>(scale + C::ROWS * 8);
-      } else {
+      if constexpr (!F::BYTES) {
+        const unsigned char* scale = stage + C::SCALE_AT + rows[r] * 8;
         own[r].scales = *reinterpret_cast<const uint2*>(scale);
         if constexpr (C::SETS == 2) own[r].lows = *reinterpret_cast<const uint2*>(scale + C::ROWS * 8);
       }
-      if constexpr (F::BYTES) own[r].factor = *reinterpret_cast<const uint32_t*>(stage + C::FACTOR_AT + rows[r] * 4);
     }
   }
   // So that the group's first place is at the lowest bits.
@@ -87,13 +135,20 @@ struct WideUnit {
       }
     }
   }
-  // The operand of step `t` of 16 columns of the group.
-  __device__ __forceinline__ void weights(int t, uint32_t magic, uint32_t (&a)[4]) const {
+  // The operand of step `t` of 16 columns of the group; `table`: with BYTES all lanes' scales.
+  __device__ __forceinline__ void weights(int group, int t, uint32_t magic, const float4* table, ScaleTable<C>& scales,
+                                          uint32_t (&a)[4]) const {
     constexpr int STEPS = F::WORDS / 16;  // of a place
-    const int i = t / STEPS, j = t % STEPS * 2;
+    const int i = t / STEPS, j = t % STEPS * 2, of_half = group * F::EACH + i;
+    if (F::BYTES && of_half % ScaleTable<C>::EACH == 0 && j == 0) scales.read(table, of_half);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const PlanePlace<F> place(own[r], i, magic);
+      PlanePlace<F> place;
+      if constexpr (F::BYTES) {
+        place = scales.place(r, of_half);
+      } else {
+        place = PlanePlace<F>::of(own[r], i, magic);
+      }
       a[r] = place.pair(low[r][j], high[r][j], i, magic);
       a[2 + r] = place.pair(low[r][j + 1], high[r][j + 1], i, magic);
     }
@@ -103,13 +158,13 @@ struct WideUnit {
 // All half steps of one tile into `sums`; stages are given back to the producers.
 template <class C>
 __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work,
-                                                const LaneRows& lane_rows, uint32_t magic, RingPlace<C::STAGES>& place,
+                                                const LaneRows<C>& lane_rows, uint32_t magic, RingPlace<C::STAGES>& place,
                                                 RingPlace<C::X_STAGES>& x_place, float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   using Unit = WideUnit<C>;
   constexpr int BATCHES = Unit::COLUMNS / 32;  // of a group, each of two steps of 16 columns
   const int lane = threadIdx.x % 32, c = lane % 4;
   uint32_t a[2][2][4];
-  int held = -1, x_held = -1;
+  int held = -1, x_held = -1, turn = 0;
 #pragma unroll 1
   for (int half = work.begin; half < work.end; half++) {
     mbarrier_wait(ring.full + 8 * place.stage, place.parity);
@@ -120,10 +175,18 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
 #pragma unroll
     for (int s = 0; s < C::STRIPS; s++) {
       const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
+      float4* table = nullptr;
+      ScaleTable<C> scales;
+      if constexpr (C::F::BYTES) {
+        table = ring.table(threadIdx.x / 32, turn);
+        turn ^= 1;
+        ScaleTable<C>::fill(stage, lane_rows.table + s * lane_rows.stride, half, magic, table);
+      }
 #pragma unroll
       for (int group = 0; group < Unit::GROUPS; group++) {
         Unit unit;
         unit.read(stage, rows, group, half, c);
+        if (C::F::BYTES && group == 0) __syncwarp();
 #pragma unroll
         for (int b = 0; b < BATCHES; b++) {
           const int batch = group * BATCHES + b, box = batch / 2;
@@ -134,7 +197,7 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
             x_place.next();
           }
 #pragma unroll
-          for (int i = 0; i < 2; i++) unit.weights(2 * b + i, magic, a[batch % 2][i]);
+          for (int i = 0; i < 2; i++) unit.weights(group, 2 * b + i, magic, table, scales, a[batch % 2][i]);
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < 2; i++)
@@ -205,7 +268,7 @@ struct WideStore {
 
 template <class C>
 __device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, const WideBlocksWork<C>& work, int tile,
-                                                  const LaneRows& lane_rows, const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+                                                  const LaneRows<C>& lane_rows, const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
 #pragma unroll
   for (int s = 0; s < C::STRIPS; s++) {
     const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
@@ -221,7 +284,7 @@ __device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, c
 // The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
 template <class C>
 __device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
-                                                const WideBlocksWork<C>& work, int tile, const LaneRows& lane_rows,
+                                                const WideBlocksWork<C>& work, int tile, const LaneRows<C>& lane_rows,
                                                 const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8, MOST = 8;
   const int group = threadIdx.x / 128;
@@ -258,7 +321,7 @@ template <class C>
 __device__ __forceinline__ void consume_planes(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
                                                const WideBlocksWork<C>& work) {
   float sums[C::STRIPS][C::TOKENS / 2];
-  const LaneRows lane_rows = LaneRows::of<C>(p.gated);
+  const LaneRows<C> lane_rows(p.gated);
   const uint32_t magic = p.n > 0 ? PLANE_MAGIC : 0u;
   RingPlace<C::STAGES> place(0);
   RingPlace<C::X_STAGES> x_place(0);

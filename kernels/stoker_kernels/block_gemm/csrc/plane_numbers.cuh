@@ -78,9 +78,11 @@ struct PlanePlace {
   static constexpr bool APART = F::HIGH == 0 && !F::LEVELS;  // codes stay where they lie
   float scale, add;
 
-  __device__ __forceinline__ PlanePlace(const PlaneScales<F>& scales, int i, uint32_t magic) {
-    scales.scale_of(i, magic, scale, add);
-    if (shift_of(i) > 0) scale *= 1.f / (1 << shift_of(i));
+  static __device__ __forceinline__ PlanePlace of(const PlaneScales<F>& scales, int i, uint32_t magic) {
+    PlanePlace place;
+    scales.scale_of(i, magic, place.scale, place.add);
+    if (shift_of(i) > 0) place.scale *= 1.f / (1 << shift_of(i));
+    return place;
   }
   static __device__ __forceinline__ int shift_of(int i) { return APART ? F::LOW * i : 0; }
 

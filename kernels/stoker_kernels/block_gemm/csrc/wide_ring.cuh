@@ -46,13 +46,16 @@ struct WideBlocks {
   static constexpr int SCALE_AT = LOW_BYTES + HIGH_BYTES, FACTOR_AT = SCALE_AT + SETS * ROWS * 8;
   static constexpr int STAGE_BYTES = (FACTOR_AT + (F::BYTES ? ROWS * 4 : 0) + 1023) / 1024 * 1024;
   static constexpr int X_BYTES = TOKENS * 128;
-  static constexpr int FREE = WIDE_SHARED - 1024 - X_STAGES * (X_BYTES + 16) - 16 * WIDE_STAGES;
+  // Scales as numbers that a warp's lanes share, of 16 rows and a half step, twice: what is taken off goes with each.
+  static constexpr int TABLE_BYTES = F::BYTES ? HALF_COLUMNS / F::WORDS * 16 * (F::MINS ? 8 : 4) : 0;
+  static constexpr int TABLES_BYTES = CONSUMERS / 32 * 2 * TABLE_BYTES;
+  static constexpr int FREE = WIDE_SHARED - 1024 - X_STAGES * (X_BYTES + 16) - 16 * WIDE_STAGES - TABLES_BYTES;
   static constexpr int STAGES = FREE / STAGE_BYTES < WIDE_STAGES ? FREE / STAGE_BYTES : WIDE_STAGES;
   static constexpr int RING_BYTES = STAGES * STAGE_BYTES + X_STAGES * X_BYTES, SUM_BYTES = ROWS * TOKENS * 4;
   static_assert(SUM_BYTES <= RING_BYTES && STAGES >= 2, "sums lie where the rings were");
 };
 
-// [stages of x], [stages of codes, scales, factors], then barriers. `sm90_wide.py` reserves as much.
+// [stages of x], [stages of codes, scales, factors], tables, then barriers. `sm90_wide.py` reserves as much.
 template <class C>
 struct WideBlocksRing {
   uint32_t base, full, empty, x_full, x_empty;
@@ -62,12 +65,15 @@ struct WideBlocksRing {
     const uint32_t start = shared_address(raw);
     base = (start + 1023) & ~1023u;
     pointer = raw + (base - start);
-    full = base + C::RING_BYTES;
+    full = base + C::RING_BYTES + C::TABLES_BYTES;
     empty = full + 8 * C::STAGES;
     x_full = empty + 8 * C::STAGES;
     x_empty = x_full + 8 * C::X_STAGES;
   }
   __device__ uint32_t x(int stage) const { return base + stage * C::X_BYTES; }
+  __device__ float4* table(int warp, int turn) const {
+    return reinterpret_cast<float4*>(pointer + C::RING_BYTES + (warp * 2 + turn) * C::TABLE_BYTES);
+  }
   __device__ uint32_t planes_at(int stage) const { return C::X_STAGES * C::X_BYTES + stage * C::STAGE_BYTES; }
 };
 
