@@ -82,8 +82,7 @@ class WideTile:
     def tables_bytes(self, name: str) -> int:
         """Of scales as numbers, of 16 rows and half a step twice a warp, where they are bytes in planes."""
         kind = PLANE_KINDS[name]
-        each = HALF // kind.words * 16 * (8 if kind.mins else 4)
-        return 4 * self.groups * 2 * each if kind.bytes_ else 0
+        return 4 * self.groups * 2 * HALF // kind.words * 16 * 8 if kind.bytes_ else 0
 
     def stages(self, name: str) -> int:
         """Of planes; STAGES of csrc/wide_ring.cuh."""

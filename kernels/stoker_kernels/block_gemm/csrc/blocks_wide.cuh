@@ -38,53 +38,36 @@ struct LaneRows {
   }
 };
 
-// The scales of 16 rows in a half step as numbers, which a warp's lanes make for each other: each of a row those of some
-// places, in sixteens of bytes, of first rows before second ones.
+// The scales of 16 rows in a half step as numbers, which a warp's lanes make for each other: those of a row's two places
+// in 16 bytes, of first rows before second ones.
 template <class C>
 struct ScaleTable {
   using F = typename C::F;
-  static constexpr int PLACES = HALF_COLUMNS / F::WORDS, EACH = F::MINS ? 2 : 4, UNITS = PLACES / EACH;
-  float4 held[2];  // of both rows: of EACH places
+  static constexpr int PAIRS = HALF_COLUMNS / F::WORDS / 2;
+  float4 held[2];  // of both rows, in two places
 
   static __device__ __forceinline__ void fill(const unsigned char* stage, int row, int half, uint32_t magic, float4* table) {
     const int lane = threadIdx.x % 32;
-    const uint32_t factor = *reinterpret_cast<const uint32_t*>(stage + C::FACTOR_AT + row * 4);
+    PlaneScales<F> own;
+    own.factor = *reinterpret_cast<const uint32_t*>(stage + C::FACTOR_AT + row * 4);
     const unsigned char* from = stage + C::SCALE_AT + row * 8 + (C::WHOLE_SCALES ? half % 2 * 4 : 0);
 #pragma unroll
-    for (int first = 0; first < UNITS; first += 2) {
-      const int unit = UNITS > 1 ? first + lane / 16 : 0, place = unit * EACH;
-      PlaneScales<F> own;
-      own.factor = factor;
-      own.scales.x = bytes_at(from + place);
-      if constexpr (C::SETS == 2) own.lows.x = bytes_at(from + C::ROWS * 8 + place);
-      // A code that lies higher by so many bits, which is known of the first place alone while it is compiled.
-      const float lower = PlanePlace<F>::APART ? __uint_as_float((127 - F::LOW * place) << 23) : 1.f;
-      float number[4];
-#pragma unroll
-      for (int i = 0; i < EACH; i++) {
-        const auto found = PlanePlace<F>::of(own, i, magic);
-        const float scale = PlanePlace<F>::APART ? found.scale * lower : found.scale;
-        if constexpr (F::MINS) {
-          number[2 * i] = scale, number[2 * i + 1] = found.add;
-        } else {
-          number[i] = scale;
-        }
-      }
-      if (UNITS > 1 || lane < 16) table[unit * 16 + lane % 16] = make_float4(number[0], number[1], number[2], number[3]);
+    for (int first = 0; first < PAIRS; first += 2) {
+      const int pair = first + lane / 16;
+      own.scales.x = *reinterpret_cast<const uint16_t*>(from + pair * 2);
+      if constexpr (C::SETS == 2) own.lows.x = *reinterpret_cast<const uint16_t*>(from + C::ROWS * 8 + pair * 2);
+      const auto one = SmallPlace<F>::of(own, 0, magic), two = SmallPlace<F>::of(own, 1, magic);
+      // Codes of a later pair of places lie higher.
+      const float lower = SmallPlace<F>::APART ? __uint_as_float((127 - 2 * F::LOW * pair) << 23) : 1.f;
+      table[pair * 16 + lane % 16] = make_float4(one.scale * lower, one.add, two.scale * lower, two.add);
     }
-  }
-  static __device__ __forceinline__ uint32_t bytes_at(const unsigned char* from) {
-    if constexpr (EACH == 4) return *reinterpret_cast<const uint32_t*>(from);
-    return *reinterpret_cast<const uint16_t*>(from);
   }
   __device__ __forceinline__ void read(const float4* table, int place) {
     const int q = threadIdx.x % 32 / 4;
-    held[0] = table[place / EACH * 16 + q], held[1] = table[place / EACH * 16 + 8 + q];
+    held[0] = table[place / 2 * 16 + q], held[1] = table[place / 2 * 16 + 8 + q];
   }
-  __device__ __forceinline__ PlanePlace<F> place(int r, int place) const {
-    const float numbers[4] = {held[r].x, held[r].y, held[r].z, held[r].w};
-    const int i = place % EACH;
-    return F::MINS ? PlanePlace<F>{numbers[2 * i % 4], numbers[(2 * i + 1) % 4]} : PlanePlace<F>{numbers[i], 0.f};
+  __device__ __forceinline__ SmallPlace<F> place(int r, int place) const {
+    return place % 2 ? SmallPlace<F>{held[r].z, held[r].w} : SmallPlace<F>{held[r].x, held[r].y};
   }
 };
 
@@ -140,17 +123,17 @@ struct WideUnit {
                                           uint32_t (&a)[4]) const {
     constexpr int STEPS = F::WORDS / 16;  // of a place
     const int i = t / STEPS, j = t % STEPS * 2, of_half = group * F::EACH + i;
-    if (F::BYTES && of_half % ScaleTable<C>::EACH == 0 && j == 0) scales.read(table, of_half);
+    if (F::BYTES && of_half % 2 == 0 && j == 0) scales.read(table, of_half);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      PlanePlace<F> place;
+      SmallPlace<F> place;
       if constexpr (F::BYTES) {
         place = scales.place(r, of_half);
       } else {
-        place = PlanePlace<F>::of(own[r], i, magic);
+        place = SmallPlace<F>::of(own[r], i, magic);
       }
-      a[r] = place.pair(low[r][j], high[r][j], i, magic);
-      a[2 + r] = place.pair(low[r][j + 1], high[r][j + 1], i, magic);
+      a[r] = place.pair(low[r][j], high[r][j], i);
+      a[2 + r] = place.pair(low[r][j + 1], high[r][j + 1], i);
     }
   }
 };
@@ -250,7 +233,10 @@ struct WideStore {
     if (row < p.count && at < p.m)
       *reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(at) * p.ld_out + row) = rows;
   }
-  __device__ __forceinline__ void eight(int j, const float (&v)[4]) const {
+  __device__ __forceinline__ void eight(int j, const float (&sums)[4]) const {
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = sums[i] * 0x1p48f;
     if (p.gated) {
       // Lanes of neighbouring rows exchange a token each, so that either has both rows of one.
       const uint32_t tokens = silu_times(v, v + 2), other = __shfl_xor_sync(~0u, tokens, 4);

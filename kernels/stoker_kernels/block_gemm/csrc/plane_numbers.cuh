@@ -92,6 +92,14 @@ struct PlanePlace {
     const uint32_t first = __byte_perm(0x3F2D1801u, 0x766A5D4Fu, at), second = __byte_perm(0xA6998D81u, 0xF1D9C5B5u, at);
     return __byte_perm(first, second, 0x3210u | (codes & 0x8888u) >> 1);
   }
+  // Codes of two planes, of both columns.
+  static __device__ __forceinline__ uint32_t codes_of(uint32_t low, uint32_t high, int i) {
+    // What a shift brings from the other half falls outside of the mask.
+    constexpr uint32_t ONES = (1u << F::LOW) - 1, ABOVE = ((1u << F::HIGH) - 1) << F::LOW;
+    const int up = F::LOW - F::HIGH * i;
+    const uint32_t above = up >= 0 ? high << (up >= 0 ? up : 0) : high >> (up >= 0 ? 0 : -up);
+    return low >> F::LOW * i & ONES * 0x10001u | above & ABOVE * 0x10001u;
+  }
   // A pair of neighbouring columns: `low` and `high` have an element of each, of `high` with the first place at the lowest
   // bits.
   __device__ __forceinline__ uint32_t pair(uint32_t low, uint32_t high, int i, uint32_t magic) const {
@@ -103,11 +111,7 @@ struct PlanePlace {
       const uint32_t mask = (1u << F::LOW) - 1 << F::LOW * i;
       number[0] = low & mask | magic, number[1] = low >> 16 & mask | magic;
     } else {
-      // What a shift brings from the other half falls outside of the mask.
-      constexpr uint32_t ONES = (1u << F::LOW) - 1, ABOVE = ((1u << F::HIGH) - 1) << F::LOW;
-      const int up = F::LOW - F::HIGH * i;
-      const uint32_t above = up >= 0 ? high << (up >= 0 ? up : 0) : high >> (up >= 0 ? 0 : -up);
-      const uint32_t codes = low >> F::LOW * i & ONES * 0x10001u | above & ABOVE * 0x10001u;
+      const uint32_t codes = codes_of(low, high, i);
       number[0] = __byte_perm(codes, magic, 0x7610), number[1] = __byte_perm(codes, magic, 0x7632);
     }
     const float base = 8388608.f + (F::LEVELS ? 128.f : static_cast<float>(F::OFFSET << shift_of(i)));
@@ -118,6 +122,40 @@ struct PlanePlace {
       weight[h] = F::MINS ? fmaf(code, scale, add) : code * scale;
     }
     return pack_bf16(weight[0], weight[1]);
+  }
+};
+
+// The same for products: weights times 2^-48, of which a sum is one times 2^-48.
+//
+// A mask alone makes a number of a code: the lowest 24 bits of an fp32 number, all others being 0, are an integer times
+// 2^-149, subnormal or not. Its scale makes up for that, and an fma takes off what has to be taken off, rounding once, as
+// the definition does. With 2^-48 no scale overflows, and no weight but 0 is subnormal: it is a multiple of 2^-24 at least,
+// as fp16 numbers are.
+template <class F>
+struct SmallPlace {
+  static constexpr bool APART = PlanePlace<F>::APART;
+  static constexpr float SMALL = 0x1p-48f;
+  float scale, add;
+
+  static __device__ __forceinline__ SmallPlace of(const PlaneScales<F>& scales, int i, uint32_t magic) {
+    float scale, add;
+    scales.scale_of(i, magic, scale, add);
+    constexpr float OFFSET = F::LEVELS ? 128.f : static_cast<float>(F::OFFSET);
+    return {scale * (0x1p101f / (1 << PlanePlace<F>::shift_of(i))), F::MINS ? add * SMALL : scale * (-OFFSET * SMALL)};
+  }
+  __device__ __forceinline__ uint32_t pair(uint32_t low, uint32_t high, int i) const {
+    uint32_t number[2];
+    if constexpr (F::LEVELS) {
+      number[0] = __byte_perm(PlanePlace<F>::levels_of(low), 0, 0x4440 | i);
+      number[1] = __byte_perm(PlanePlace<F>::levels_of(low >> 16), 0, 0x4440 | i);
+    } else if constexpr (APART) {
+      const uint32_t mask = (1u << F::LOW) - 1 << F::LOW * i;
+      number[0] = low & mask, number[1] = low >> 16 & mask;
+    } else {
+      const uint32_t codes = PlanePlace<F>::codes_of(low, high, i);
+      number[0] = codes & 0xFFFFu, number[1] = codes >> 16;
+    }
+    return pack_bf16(fmaf(__uint_as_float(number[0]), scale, add), fmaf(__uint_as_float(number[1]), scale, add));
   }
 };
 

@@ -46,8 +46,8 @@ struct WideBlocks {
   static constexpr int SCALE_AT = LOW_BYTES + HIGH_BYTES, FACTOR_AT = SCALE_AT + SETS * ROWS * 8;
   static constexpr int STAGE_BYTES = (FACTOR_AT + (F::BYTES ? ROWS * 4 : 0) + 1023) / 1024 * 1024;
   static constexpr int X_BYTES = TOKENS * 128;
-  // Scales as numbers that a warp's lanes share, of 16 rows and a half step, twice: what is taken off goes with each.
-  static constexpr int TABLE_BYTES = F::BYTES ? HALF_COLUMNS / F::WORDS * 16 * (F::MINS ? 8 : 4) : 0;
+  // Scales as numbers that a warp's lanes share, of 16 rows and a half step, twice: what is added goes with each.
+  static constexpr int TABLE_BYTES = F::BYTES ? HALF_COLUMNS / F::WORDS * 16 * 8 : 0;
   static constexpr int TABLES_BYTES = CONSUMERS / 32 * 2 * TABLE_BYTES;
   static constexpr int FREE = WIDE_SHARED - 1024 - X_STAGES * (X_BYTES + 16) - 16 * WIDE_STAGES - TABLES_BYTES;
   static constexpr int STAGES = FREE / STAGE_BYTES < WIDE_STAGES ? FREE / STAGE_BYTES : WIDE_STAGES;
