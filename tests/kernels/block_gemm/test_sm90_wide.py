@@ -61,7 +61,8 @@ def test_products_match_the_definition(machine: WideBlockMachine, name: str, til
 def test_clusters_share_the_columns(machine: WideBlockMachine) -> None:
     """CTAs with more half steps than others, or with none of a whole step."""
     for tile in sm90_wide.TILES:
-        product(machine, "Q4_K", tile, random.randint(tile.tokens // 2, tile.tokens), 4 * random.randint(1, 40), 768, split=4)
+        tokens, rows = random.randint(tile.tokens // 2, tile.tokens), 4 * random.randint(1, 40)
+        product(machine, "Q4_K", tile, tokens, rows, 768, split=4)
 
 
 @pytest.mark.parametrize("name", sm90_wide.FORMATS)
