@@ -3,8 +3,8 @@
 Weights are decoded in registers on their way to wgmma, once for each tile of tokens; no memory has them in 16 bits.
 
 Invariants: a weight is what its format defines, rounded once to bf16, as `sm90_rows` decodes it; products are summed in
-fp32, in a fixed order, so equal calls give equal bits, and the result is rounded once. A launch never synchronises,
-takes no memory beside its result, and can be captured after one of its kind.
+fp32, in a fixed order, so equal calls give equal bits, and the result is rounded once. A launch never synchronises and
+can be captured after one of its kind; beside its result it takes at most the sums of a tile for each SM (`PART_BYTES`).
 Does not know: which layer it serves, nor which products come here (`plane_choose`).
 """
 
@@ -32,8 +32,12 @@ MAX_SPLIT = 8  # CTAs of a portable cluster
 SHARED_LIMIT = 227 * 1024
 MOST_STAGES = 4
 HALF = STEP // 2  # columns of a stage
-# A launch's start and end, and adding up in a cluster, a KB of sums: the order of choices is what they are for.
-START_US, CLUSTER_US, CLUSTER_US_PER_KB = 2.5, 1.0, 0.035
+RANGES = 0  # in place of a split: CTAs have equal ranges of the half steps of all tiles
+PART_BYTES = 256 * 128 * 4  # of a tile's sums, at most
+MOST_CTAS = 1024  # of any GPU that CTAs fill one by one
+# A launch's start and end, adding up in a cluster, a KB of sums, and adding a part of another range: the order of
+# choices is what they are for.
+START_US, CLUSTER_US, CLUSTER_US_PER_KB, PART_US = 2.5, 1.0, 0.035, 3.5
 
 
 class WideBlockArguments(ctypes.Structure):
@@ -44,6 +48,8 @@ class WideBlockArguments(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("scale", ctypes.c_void_p * 2),
         ("factor", ctypes.c_void_p * 2),
+        ("parts", ctypes.c_void_p),
+        ("done", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_out", "split", "gated", "count")),
         ("first", ctypes.c_int * 2),
     ]
@@ -151,16 +157,20 @@ def gated_spans(pieces: tuple[PlaneRows, ...]) -> tuple[Span, Span] | None:
 
 
 def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, resident: int) -> float:
-    """What a product takes by waves of clusters, half steps, starts and sums."""
+    """What a product takes by waves of clusters, or ranges, by half steps, starts and sums."""
     tiles = -(-rows // tile.rows) * -(-tokens // tile.tokens)
+    if split == RANGES:
+        each = -(-tiles * halves // resident)
+        parts = 0 if each % halves == 0 else -(-halves // each)
+        return each * tile.half_us + START_US + parts * PART_US
     waves = -(-tiles // max(1, resident))
     cluster = CLUSTER_US + CLUSTER_US_PER_KB * tile.rows * tile.tokens * 4 / 1024 if split > 1 else 0.0
     return waves * (-(-halves // split) * tile.half_us + START_US + cluster)
 
 
 def choice_for(tokens: int, rows: int, halves: int, residents: Residents) -> tuple[WideTile, int]:
-    """The kernel, and how many CTAs share the columns: what takes least."""
-    choices = [(tile, split) for tile in TILES for split in range(1, min(MAX_SPLIT, halves) + 1)]
+    """The kernel, and how many CTAs share the columns, or RANGES: what takes least."""
+    choices = [(tile, split) for tile in TILES for split in (*range(1, min(MAX_SPLIT, halves) + 1), RANGES)]
 
     def cost(choice: tuple[WideTile, int]) -> float:
         tile, split = choice
@@ -174,7 +184,7 @@ def linear(
 ) -> None:
     """out [M, N] = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts.
 
-    `tile` and `split` (1 to 8) are chosen where no tile is given. Raises CubinMissing.
+    `tile` and `split` (1 to 8, or RANGES) are chosen where no tile is given. Raises CubinMissing.
     """
     _multiply(x, (Span(piece), Span(piece)), bias, out, False, tile, split)
 
@@ -193,19 +203,29 @@ def _multiply(
         most = TILES[-1].tokens  # more are whole tiles: the same choice, which is made once
         tokens = len(x) if len(x) <= most else -(-len(x) // most) * most
         tile, split = _choice(tokens, count * (2 if gated else 1), 2 * piece.columns // STEP, piece.format, device)
-    half = tile.rows // 2
+    half, halves = tile.rows // 2, 2 * piece.columns // STEP
+    tiles = -(-count // (half if gated else tile.rows)) * -(-len(x) // tile.tokens)
+    ranges = min(tiles * halves, sm_count(device)) if split == RANGES else 0
+    parts = torch.empty(ranges * tile.rows * tile.tokens, dtype=torch.float32, device=device) if ranges else None
     begins = [span.first + (0 if gated else half * at) for at, span in enumerate(spans)]
     arguments = WideBlockArguments(
         out.data_ptr(), cuda.address_of(bias),
         (ctypes.c_void_p * 2)(*(span.piece.scale.data_ptr() for span in spans)),
         (ctypes.c_void_p * 2)(*(cuda.address_of(span.piece.factor) for span in spans)),
-        len(x), piece.rows, piece.columns // STEP, out.stride(0), split, gated, count, (ctypes.c_int * 2)(*begins),
+        cuda.address_of(parts), _done(device).data_ptr() if ranges else 0,
+        len(x), piece.rows, piece.columns // STEP, out.stride(0), max(1, split), gated, count,
+        (ctypes.c_int * 2)(*begins),
     )  # fmt: skip
-    tiles = -(-count // (half if gated else tile.rows)) * -(-len(x) // tile.tokens)
-    ctas = tiles * split if split > 1 else min(tiles, sm_count(device))
+    ctas = ranges or (tiles * split if split > 1 else min(tiles, sm_count(device)))
     maps = [cuda.tensor_map(x, tile.tokens), _plane_maps(spans, tile)]
     chosen = _kernel(tile, piece.format, device)
-    cuda.launch(chosen, ctas, [*maps, arguments], device, pdl=pdl_on(device), cluster=split)
+    cuda.launch(chosen, ctas, [*maps, arguments], device, pdl=pdl_on(device), cluster=max(1, split))
+
+
+@functools.cache
+def _done(device: torch.device) -> Tensor:
+    """Whether a range's part is there: zeros between launches."""
+    return torch.zeros(MOST_CTAS, dtype=torch.int32, device=device)
 
 
 def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
@@ -216,7 +236,7 @@ def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
 @functools.cache
 def _choice(tokens: int, rows: int, halves: int, name: str, device: torch.device) -> tuple[WideTile, int]:
     def residents(tile: WideTile, split: int) -> int:
-        if split == 1:
+        if split in (1, RANGES):
             return sm_count(device)
         return cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name))
 

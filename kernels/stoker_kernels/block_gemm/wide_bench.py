@@ -34,7 +34,7 @@ from stoker_kernels.block_gemm.bench import (
 )
 from stoker_kernels.block_gemm.op import block_linear
 from stoker_kernels.block_gemm.reference import decode_planes
-from stoker_kernels.block_gemm.sm90_wide import MAX_SPLIT, TILES, WideTile
+from stoker_kernels.block_gemm.sm90_wide import MAX_SPLIT, RANGES, TILES, WideTile
 from stoker_kernels.launch.dispatch import ops, select
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import BlockWeight, LinearWeight, PlaneRows, plane_sizes
@@ -50,7 +50,7 @@ def check(device: torch.device, cases: int, draw: random.Random) -> list[str]:
     for case in range(cases):
         name, tile = sm90_wide.FORMATS[case % len(sm90_wide.FORMATS)], draw.choice(TILES)
         n, k, m = 8 * draw.randrange(1, 700), 256 * draw.randrange(1, 24), draw.randrange(1, 600)
-        split = draw.choice([1, 1, draw.randint(2, MAX_SPLIT)])
+        split = draw.choice([RANGES, 1, draw.randint(2, MAX_SPLIT)])
         piece, x = random_piece(name, n, k, device), torch.randn(m, k, device=device).bfloat16()
         out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
         sm90_wide.linear(x, piece, None, out, tile=tile, split=split)
@@ -104,8 +104,9 @@ def ways(
     yield "otherwise", otherwise
     yield "wide", functools.partial(wide, None, 0)
     for tile in TILES if tiles else ():
-        for split in range(1, MAX_SPLIT + 1):
-            yield f"wide {tile.tokens} × {tile.rows}, split {split}", functools.partial(wide, tile, split)
+        for split in (RANGES, *range(1, MAX_SPLIT + 1)):
+            named = f"split {split}" if split else "ranges"
+            yield f"wide {tile.tokens} × {tile.rows}, {named}", functools.partial(wide, tile, split)
 
 
 def rows_of(device: torch.device, names: list[str], tokens: list[int], tiles: bool) -> Iterator[Row]:

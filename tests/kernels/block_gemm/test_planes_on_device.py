@@ -169,7 +169,7 @@ def test_many_tokens_decoded_within_the_product(name: str, device: torch.device)
             product = x.double() @ values.t()
             gate, up = product.chunk(2, dim=1)
             for tile in (None, *sm90_wide.TILES):
-                split = random.randint(1, 8) if tile else 0
+                split = random.choice([sm90_wide.RANGES, 1, random.randint(2, 8)])
                 out.fill_(float("nan"))
                 sm90_wide.linear(x, piece, bias, out, tile=tile, split=split)
                 torch.testing.assert_close(out.double(), product + bias.double(), rtol=2.0**-8, atol=1e-3)
@@ -198,7 +198,7 @@ def test_both_ways_multiply_the_same_weights(name: str, device: torch.device) ->
     x = torch.eye(columns, device=device).bfloat16()
     for tile in sm90_wide.TILES:
         out = torch.empty((columns, rows), dtype=torch.bfloat16, device=device)
-        sm90_wide.linear(x, weight.planes[0], None, out, tile=tile, split=random.randint(1, 4))
+        sm90_wide.linear(x, weight.planes[0], None, out, tile=tile, split=random.randint(0, 4))
         assert torch.equal(out, decoded_rows.t())
 
 

@@ -65,6 +65,34 @@ def test_clusters_share_the_columns(machine: WideBlockMachine) -> None:
         product(machine, "Q4_K", tile, tokens, rows, 768, split=4)
 
 
+def test_ranges_share_tiles(machine: WideBlockMachine) -> None:
+    """Fewer half steps than CTAs, ranges that are parts of a tile, that begin in one and end in another."""
+    for tile in sm90_wide.TILES:
+        for machine.sms in (2, 5, 13):
+            tokens, rows = random.randint(tile.tokens // 2, 2 * tile.tokens), 4 * random.randint(1, 90)
+            product(machine, random.choice(sm90_wide.FORMATS), tile, tokens, rows, 512, split=sm90_wide.RANGES)
+
+
+def test_the_choice_fills_the_device() -> None:
+    """Of 132 SMs: few tiles are shared by clusters, and what leaves a last wave empty by ranges."""
+
+    def residents(_: WideTile, split: int) -> int:
+        return 132 // max(1, split)
+
+    _, split = sm90_wide.choice_for(128, 4096, 112, residents)
+    assert split > 1
+    tile, split = sm90_wide.choice_for(512, 28672, 32, residents)
+    assert split == sm90_wide.RANGES
+    # Tiles that fill the SMs to the last one are left whole.
+    assert sm90_wide.choice_for(128, 132 * 256, 32, residents)[1] == 1
+    for _ in range(200):
+        tokens, rows, halves = random.randint(1, 1024), 4 * random.randint(1, 10000), random.randint(1, 120)
+        tile, split = sm90_wide.choice_for(tokens, rows, halves, residents)
+        chosen = sm90_wide.cost_us(tile, split, tokens, rows, halves, residents(tile, split))
+        for other in sm90_wide.TILES:
+            assert chosen <= sm90_wide.cost_us(other, 1, tokens, rows, halves, 132)
+
+
 @pytest.mark.parametrize("name", sm90_wide.FORMATS)
 def test_a_token_of_one_column_brings_out_its_weights(machine: WideBlockMachine, name: str) -> None:
     """Exactly what the gguf package decodes, rounded once."""
@@ -82,7 +110,7 @@ def test_a_token_of_one_column_brings_out_its_weights(machine: WideBlockMachine,
 @pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: str(tile.tokens))
 def test_gate_and_up_with_their_activation(machine: WideBlockMachine, tile: WideTile) -> None:
     """Of one piece and of two, by one CTA and by clusters."""
-    for split in (1, 3):
+    for split in (1, 3, sm90_wide.RANGES):
         half, columns, m = 4 * random.randrange(21, 50, 2), 512, random.randint(65, 150)
         data = mild_rows("Q4_K", 2 * half, columns)
         one = in_planes("Q4_K", data, columns)

@@ -4,6 +4,7 @@
 
 extern "C" void run_blocks_wide(void* kernel, const CUtensorMap* x_map, const stoker::PlaneMaps* maps,
                                 const stoker::WideBlockArguments* p, const Launch* l) {
+  emulator::in_order = p->parts != nullptr;
   run(l, [=] {
     using Kernel = void (*)(CUtensorMap, stoker::PlaneMaps, stoker::WideBlockArguments);
     reinterpret_cast<Kernel>(kernel)(*x_map, *maps, *p);

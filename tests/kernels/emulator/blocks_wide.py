@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.kernels.emulator.build import TensorMap, compile_emulated
 from tests.kernels.emulator.machine import Machine
 
@@ -40,6 +41,7 @@ class WideBlockMachine(Machine):
         launch = self.told(kernel, grid, cluster)
         given = (ctypes.byref(argument) for argument in arguments)
         self.library.run_blocks_wide(kernel.handle, *given, ctypes.byref(launch))
+        assert not sm90_wide._done(torch.device("cpu")).any(), "words are zeros between launches"
 
     def residents(self, size: int) -> int:
         return max(1, self.sms // size)

@@ -6,7 +6,8 @@
 // steps: those of an operand of wgmma, as a word has neighbouring columns of one place or of several.
 //
 // A lane has two rows of a strip. They are neighbours, which it stores as one word, or with gate and up one of each. CTAs
-// take tiles in turn; with a split a cluster shares the columns of one tile, and sums over its CTAs in order.
+// take tiles in turn; with a split a cluster shares the columns of one tile, and sums over its CTAs in order. Or each CTA
+// has as many half steps as any other, of all tiles one after the other: who begins a tile adds what others have of it.
 #pragma once
 #include "silu.cuh"
 #include "wgmma.cuh"
@@ -219,11 +220,11 @@ struct WideStore {
 
   // `rows`: those of the strip within the tile.
   template <class C>
-  static __device__ __forceinline__ WideStore of(const WideBlockArguments& p, const WideBlocksWork<C>& work, int tile,
+  static __device__ __forceinline__ WideStore of(const WideBlockArguments& p, const WideBlocksWork<C>& work,
                                                  const int (&rows)[2]) {
     const int lane = threadIdx.x % 32;
-    const int row = work.row(p, tile) + (p.gated ? rows[0] & ~1 : min(rows[0], rows[1]));
-    WideStore store{p, row, work.token(tile) + lane % 4 * 2, rows[0] > rows[1], {0.f, 0.f}};
+    const int row = work.row(p) + (p.gated ? rows[0] & ~1 : min(rows[0], rows[1]));
+    WideStore store{p, row, work.token() + lane % 4 * 2, rows[0] > rows[1], {0.f, 0.f}};
     if (p.bias != nullptr && row < p.count) {
       store.bias[0] = __bfloat162float(p.bias[row]), store.bias[1] = __bfloat162float(p.bias[row + 1]);
     }
@@ -253,12 +254,12 @@ struct WideStore {
 };
 
 template <class C>
-__device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, const WideBlocksWork<C>& work, int tile,
+__device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, const WideBlocksWork<C>& work,
                                                   const LaneRows<C>& lane_rows, const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
 #pragma unroll
   for (int s = 0; s < C::STRIPS; s++) {
     const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
-    const WideStore store = WideStore::of<C>(p, work, tile, rows);
+    const WideStore store = WideStore::of<C>(p, work, rows);
 #pragma unroll
     for (int j = 0; j < C::TOKENS / 8; j++) {
       const float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
@@ -270,7 +271,7 @@ __device__ __forceinline__ void store_planes_tile(const WideBlockArguments& p, c
 // The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
 template <class C>
 __device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
-                                                const WideBlocksWork<C>& work, int tile, const LaneRows<C>& lane_rows,
+                                                const WideBlocksWork<C>& work, const LaneRows<C>& lane_rows,
                                                 const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8, MOST = 8;
   const int group = threadIdx.x / 128;
@@ -285,7 +286,7 @@ __device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, con
 #pragma unroll 1
   for (int s = 0; s < C::STRIPS; s++) {
     const int rows[2] = {lane_rows.row[0] + s * lane_rows.stride, lane_rows.row[1] + s * lane_rows.stride};
-    const WideStore store = WideStore::of<C>(p, work, tile, rows);
+    const WideStore store = WideStore::of<C>(p, work, rows);
 #pragma unroll 1
     for (int j = work.rank; j < EIGHTS; j += p.split) {
       const float4* from = parts + (s * EIGHTS + j) * 128;
@@ -303,19 +304,73 @@ __device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, con
   cluster_sync();  // nobody leaves while its sums are read
 }
 
+// A tile's sums of a CTA that has not its first half steps, for the one that has.
 template <class C>
-__device__ __forceinline__ void consume_planes(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
-                                               const WideBlocksWork<C>& work) {
+__device__ __forceinline__ float4* part_of(const WideBlockArguments& p, int range) {
+  constexpr int EIGHTS = C::TOKENS / 8;
+  return p.parts + (range * C::GROUPS + threadIdx.x / 128) * (C::STRIPS * EIGHTS * 128) + threadIdx.x % 128;
+}
+
+template <class C>
+__device__ __forceinline__ void leave_part(const WideBlockArguments& p, const WideBlocksWork<C>& work,
+                                           const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+  constexpr int EIGHTS = C::TOKENS / 8;
+  float4* part = part_of<C>(p, work.rank);
+#pragma unroll
+  for (int s = 0; s < C::STRIPS; s++)
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++)
+      part[(s * EIGHTS + j) * 128] = make_float4(sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]);
+  named_barrier(1, C::CONSUMERS);
+  if (threadIdx.x == 0) release_word(p.done + work.rank, 1);
+}
+
+// Adds what later ranges have of the tile, in order.
+template <class C>
+__device__ __forceinline__ void add_parts(const WideBlockArguments& p, const WideBlocksWork<C>& work,
+                                          float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+  constexpr int EIGHTS = C::TOKENS / 8, AT_ONCE = 8;
+  for (int range = work.rank + 1; work.first_of(range) < (work.tile + 1) * work.halves; range++) {
+    if (threadIdx.x % 32 == 0) wait_for_word(p.done + range, 1);
+    __syncwarp();
+    const float4* part = part_of<C>(p, range);
+#pragma unroll
+    for (int s = 0; s < C::STRIPS; s++)
+#pragma unroll
+      for (int first = 0; first < EIGHTS; first += AT_ONCE) {
+        float4 more[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) more[i] = __ldcg(part + (s * EIGHTS + first + i) * 128);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          float* to = sums[s] + 4 * (first + i);
+          to[0] += more[i].x, to[1] += more[i].y, to[2] += more[i].z, to[3] += more[i].w;
+        }
+      }
+    named_barrier(1, C::CONSUMERS);  // nobody waits for the word any more
+    if (threadIdx.x == 0) p.done[range] = 0;
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void consume_planes(const WideBlockArguments& p, const WideBlocksRing<C>& ring) {
   float sums[C::STRIPS][C::TOKENS / 2];
   const LaneRows<C> lane_rows(p.gated);
   const uint32_t magic = p.n > 0 ? PLANE_MAGIC : 0u;
   RingPlace<C::STAGES> place(0);
   RingPlace<C::X_STAGES> x_place(0);
   grid_dependency_wait();  // what is stored may still be read
-  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+  for (WideBlocksWork<C> work(p); work.there(); work.next(p)) {
     multiply_planes<C>(ring, work, lane_rows, magic, place, x_place, sums);
-    if (p.split > 1) return sum_planes_tile<C>(p, ring, work, tile, lane_rows, sums);  // a cluster has one tile
-    store_planes_tile<C>(p, work, tile, lane_rows, sums);
+    if (p.split > 1) return sum_planes_tile<C>(p, ring, work, lane_rows, sums);  // a cluster has one tile
+    if (p.parts != nullptr) {
+      if (work.begin > 0) {
+        leave_part<C>(p, work, sums);
+        continue;
+      }
+      add_parts<C>(p, work, sums);
+    }
+    store_planes_tile<C>(p, work, lane_rows, sums);
   }
 }
 
@@ -323,7 +378,6 @@ template <class C>
 __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const PlaneMaps& maps, const WideBlockArguments& p) {
   extern __shared__ unsigned char raw[];
   const WideBlocksRing<C> ring(raw);
-  const WideBlocksWork<C> work(p);
   const int warp = threadIdx.x / 32;
   constexpr int CONSUMER_WARPS = C::CONSUMERS / 32;
   if (threadIdx.x == C::CONSUMERS) {
@@ -343,9 +397,9 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
   if (warp >= CONSUMER_WARPS) {
     registers_shrink<C::PRODUCER_REGISTERS>();
     if (threadIdx.x % 32 == 0) {
-      if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, ring, work);
-      if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring, work);
-      if (warp == CONSUMER_WARPS + 2) produce_scales<C>(p, ring, work);
+      if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, p, ring);
+      if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring);
+      if (warp == CONSUMER_WARPS + 2) produce_scales<C>(p, ring);
     }
     __syncwarp();
     if (p.split > 1) {
@@ -355,7 +409,7 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     return;
   }
   registers_grow<C::REGISTERS>();
-  consume_planes<C>(p, ring, work);
+  consume_planes<C>(p, ring);
 }
 
 }  // namespace stoker

@@ -22,6 +22,8 @@ struct WideBlockArguments {
   const __nv_bfloat16* bias;  // [count] or null, which it is where gated
   const unsigned char* scale[2];   // of both spans: [steps, words of 8 bytes, n]
   const unsigned char* factor[2];  // [steps, n] of 4 bytes, or null
+  float4* parts;  // sums of a tile for each CTA, where these have equal ranges of half steps, or null
+  int* done;      // whether a CTA's part is there: zeros between launches
   int m, n, steps, ld_out;  // n: rows of the planes
   int split;     // CTAs of a cluster, which share the columns
   int gated;     // spans are of gate and of up
@@ -35,8 +37,8 @@ struct WideBlocks {
   using F = F_;
   static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
   static constexpr int ROWS = GROUPS * STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
-  static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128, REGISTERS = GROUPS == 2 ? 232 : 112;
-  static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
+  static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128, REGISTERS = GROUPS == 2 ? 232 : 104;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 56;
   static constexpr int LOW_LINE = F::LOW_STEP / 2;  // bytes of a row's half step
   // Where a step has no more than 32 bytes, they come with both of its halves.
   static constexpr int HIGH_LINE = F::HIGH_STEP > 32 ? F::HIGH_STEP / 2 : F::HIGH_STEP;
@@ -89,39 +91,58 @@ struct RingPlace {
   }
 };
 
-// The tiles of a CTA, and the half steps of each that are its own.
+// A CTA's tiles, and the half steps of each that are its own: all; with a split as many as a CTA of the cluster has; or,
+// with parts, those of its range of the half steps of all tiles.
 template <class C>
 struct WideBlocksWork {
-  int token_tiles, tiles, rank, first, step, begin, end;
+  int token_tiles, tiles, halves;
+  int rank;         // in its cluster, or among ranges
+  int tile, begin, end;
+  int step, left;   // tiles to the next one; with parts half steps of the range that are left
 
   __device__ explicit WideBlocksWork(const WideBlockArguments& p) {
     token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
     const int each = p.gated ? C::SPAN : C::ROWS;
     tiles = (p.count + each - 1) / each * token_tiles;
-    rank = blockIdx.x % p.split, first = blockIdx.x / p.split, step = gridDim.x / p.split;
-    const int halves = 2 * p.steps;
+    halves = 2 * p.steps;
+    if (p.parts != nullptr) {
+      // A CTA waits for parts of later ranges, so these begin before it.
+      rank = gridDim.x - 1 - blockIdx.x, step = 1;
+      const int first = first_of(rank);
+      left = first_of(rank + 1) - first, tile = first / halves, begin = first % halves, end = min(halves, begin + left);
+      return;
+    }
+    rank = blockIdx.x % p.split, step = gridDim.x / p.split, tile = blockIdx.x / p.split, left = 0;
     begin = halves * rank / p.split, end = halves * (rank + 1) / p.split;
   }
-  // The first row of a tile's first span, from that of the first tile on.
-  __device__ int row(const WideBlockArguments& p, int tile) const {
-    return tile / token_tiles * (p.gated ? C::SPAN : C::ROWS);
+  // The first half step of a range.
+  __device__ int first_of(int range) const {
+    return static_cast<int>(static_cast<int64_t>(tiles) * halves * range / static_cast<int>(gridDim.x));
   }
-  __device__ int token(int tile) const { return tile % token_tiles * C::TOKENS; }
+  __device__ bool there() const { return tile < tiles && begin < end; }
+  __device__ void next(const WideBlockArguments& p) {
+    tile += step;
+    if (p.parts == nullptr) return;
+    left -= end - begin, begin = 0, end = min(halves, left);
+  }
+  // The first row of its first span, from that of the first tile on.
+  __device__ int row(const WideBlockArguments& p) const { return tile / token_tiles * (p.gated ? C::SPAN : C::ROWS); }
+  __device__ int token() const { return tile % token_tiles * C::TOKENS; }
 };
 
 template <class C>
-__device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const WideBlocksRing<C>& ring,
-                                               const WideBlocksWork<C>& work) {
+__device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const WideBlockArguments& p,
+                                               const WideBlocksRing<C>& ring) {
   const uint64_t keep = policy_evict_last();
   RingPlace<C::X_STAGES> place(1);  // the release that allows a stage's next use
   grid_dependency_wait();
   proxy_fence_async_global();
-  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+  for (WideBlocksWork<C> work(p); work.there(); work.next(p)) {
     for (int box = 2 * work.begin; box < 2 * work.end; box++) {
       mbarrier_wait(ring.x_empty + 8 * place.stage, place.parity);
       const uint32_t full = ring.x_full + 8 * place.stage;
       mbarrier_arrive_expect(full, C::X_BYTES);
-      tensor_load_2d(ring.x(place.stage), &x_map, box * X_COLUMNS, work.token(tile), full, keep);
+      tensor_load_2d(ring.x(place.stage), &x_map, box * X_COLUMNS, work.token(), full, keep);
       place.next();
     }
   }
@@ -136,12 +157,12 @@ __device__ __forceinline__ int rows_of_span(const WideBlockArguments& p, int row
 // Codes, by a warp that says how many bytes a stage has.
 template <class C>
 __device__ __forceinline__ void produce_codes(const PlaneMaps& maps, const WideBlockArguments& p,
-                                              const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work) {
+                                              const WideBlocksRing<C>& ring) {
   using F = typename C::F;
-  const uint64_t policy = work.token_tiles == 1 ? policy_evict_first() : policy_evict_normal();
+  const uint64_t policy = p.m <= C::TOKENS ? policy_evict_first() : policy_evict_normal();
   RingPlace<C::STAGES> place(1);
-  for (int tile = work.first; tile < work.tiles; tile += work.step) {
-    const int row = work.row(p, tile), rows = rows_of_span<C>(p, row, 0) + rows_of_span<C>(p, row, 1);
+  for (WideBlocksWork<C> work(p); work.there(); work.next(p)) {
+    const int row = work.row(p), rows = rows_of_span<C>(p, row, 0) + rows_of_span<C>(p, row, 1);
     const int bytes = C::LOW_BYTES + C::HIGH_BYTES + rows * (8 * C::SETS + (F::BYTES ? 4 : 0));
 #pragma unroll 1
     for (int half = work.begin; half < work.end; half++) {
@@ -164,13 +185,12 @@ __device__ __forceinline__ void produce_codes(const PlaneMaps& maps, const WideB
 
 // Scales and factors.
 template <class C>
-__device__ __forceinline__ void produce_scales(const WideBlockArguments& p, const WideBlocksRing<C>& ring,
-                                               const WideBlocksWork<C>& work) {
+__device__ __forceinline__ void produce_scales(const WideBlockArguments& p, const WideBlocksRing<C>& ring) {
   using F = typename C::F;
   const uint64_t policy = policy_evict_normal();  // both halves of a step may need them
   RingPlace<C::STAGES> place(1);
-  for (int tile = work.first; tile < work.tiles; tile += work.step) {
-    const int row = work.row(p, tile);
+  for (WideBlocksWork<C> work(p); work.there(); work.next(p)) {
+    const int row = work.row(p);
 #pragma unroll 1
     for (int half = work.begin; half < work.end; half++) {
       mbarrier_wait(ring.empty + 8 * place.stage, place.parity);
