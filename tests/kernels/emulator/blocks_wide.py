@@ -18,7 +18,9 @@ from tests.kernels.emulator.machine import Machine
 from stoker_kernels.block_gemm import sm90_wide
 from stoker_kernels.launch import cuda
 
-SOURCES = ("sm90_blocks_wide.cu", "blocks_wide.cuh", "wide_ring.cuh", "plane_numbers.cuh", "silu.cuh")
+SOURCES = (
+    *("sm90_blocks_wide.cu", "blocks_wide.cuh", "wide_units.cuh", "wide_ring.cuh", "plane_numbers.cuh", "silu.cuh"),
+)
 
 
 def compile_blocks_wide(folder: Path) -> ctypes.CDLL:
