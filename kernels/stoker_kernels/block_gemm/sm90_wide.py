@@ -102,7 +102,9 @@ class WideTile:
         return 1024 + self.x_stages * x + self.stages(name) * planes + self.tables_bytes(name)
 
 
-TILES = (WideTile(64, 256, 4, 1.2), WideTile(128, 256, 2, 1.75), WideTile(256, 128, 2, 1.45))
+TILES = (
+    WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75), WideTile(256, 128, 2, 1.45),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def linear(
 ) -> None:
     """out [M, N] = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts.
 
-    `tile` and `split` (1 to 8, or RANGES) are chosen where no tile is given. Raises CubinMissing.
+    `tile` and `split` (1 to 8, of which half steps allow as many as they are, or RANGES) are chosen where no tile is
+    given. Raises CubinMissing.
     """
     _multiply(x, (Span(piece), Span(piece)), bias, out, False, tile, split)
 
@@ -204,6 +207,7 @@ def _multiply(
         tokens = len(x) if len(x) <= most else -(-len(x) // most) * most
         tile, split = _choice(tokens, count * (2 if gated else 1), 2 * piece.columns // STEP, piece.format, device)
     half, halves = tile.rows // 2, 2 * piece.columns // STEP
+    split = min(split, halves)
     tiles = -(-count // (half if gated else tile.rows)) * -(-len(x) // tile.tokens)
     ranges = min(tiles * halves, sm_count(device)) if split == RANGES else 0
     parts = torch.empty(ranges * tile.rows * tile.tokens, dtype=torch.float32, device=device) if ranges else None

@@ -1,8 +1,8 @@
 // y = x · Wᵀ of more tokens than a few with GGUF's planes, by wgmma with weights from registers.
 //
 // Warpgroups multiply strips of 64 rows with TOKENS tokens; warps of a further one bring planes and x to shared memory
-// (wide_ring.cuh). Weights of two steps of 16 columns are made in registers, as the rows of block_rows.cuh are,
-// bit for bit, while the tensor cores work on the two before. A lane's words of codes hold its pairs of columns of several
+// (wide_ring.cuh). Weights of a batch of steps of 16 columns are made in registers, those of block_rows.cuh bit for bit but
+// for a power of two, while the tensor cores work on the batch before. A lane's words of codes hold its pairs of columns of several
 // steps: those of an operand of wgmma, as a word has neighbouring columns of one place or of several.
 //
 // A lane has two rows of a strip. They are neighbours, which it stores as one word, or with gate and up one of each. CTAs
@@ -24,9 +24,9 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
                                                 const LaneRows<C>& lane_rows, uint32_t magic, RingPlace<C::STAGES>& place,
                                                 RingPlace<C::X_STAGES>& x_place, float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   using Unit = WideUnit<C>;
-  constexpr int BATCHES = Unit::COLUMNS / 32;  // of a group, each of two steps of 16 columns
+  constexpr int BATCH = C::BATCH, BATCHES = Unit::COLUMNS / (16 * BATCH), BOX_BATCHES = X_COLUMNS / (16 * BATCH);
   const int lane = threadIdx.x % 32, c = lane % 4;
-  uint32_t a[2][2][4];
+  uint32_t a[2][BATCH][4];
   int held = -1, x_held = -1, turn = 0;
 #pragma unroll 1
   for (int half = work.begin; half < work.end; half++) {
@@ -52,20 +52,20 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
         if (C::F::BYTES && group == 0) __syncwarp();
 #pragma unroll
         for (int b = 0; b < BATCHES; b++) {
-          const int batch = group * BATCHES + b, box = batch / 2;
-          if (s == 0 && batch % 2 == 0) {
+          const int batch = group * BATCHES + b, box = batch / BOX_BATCHES;
+          if (s == 0 && batch % BOX_BATCHES == 0) {
             mbarrier_wait(ring.x_full + 8 * x_place.stage, x_place.parity);
             x[box] = static_cast<uint32_t>(wgmma_descriptor(ring.x(x_place.stage)));
             x_now = x_place.stage;
             x_place.next();
           }
 #pragma unroll
-          for (int i = 0; i < 2; i++) unit.weights(group, 2 * b + i, magic, table, scales, a[batch % 2][i]);
+          for (int i = 0; i < BATCH; i++) unit.weights(group, BATCH * b + i, magic, table, scales, a[batch % 2][i]);
           wgmma_fence();
 #pragma unroll
-          for (int i = 0; i < 2; i++)
+          for (int i = 0; i < BATCH; i++)
             WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(
-                sums[s], a[batch % 2][i], X_DESCRIPTOR_TOP | (x[box] + (batch % 2 * 2 + i) * 2),
+                sums[s], a[batch % 2][i], X_DESCRIPTOR_TOP | (x[box] + (batch % BOX_BATCHES * BATCH + i) * 2),
                 half != work.begin || batch + i != 0);
           wgmma_commit();
           wgmma_wait<1>();
@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
             mbarrier_arrive(ring.empty + 8 * held);
             mbarrier_arrive(ring.x_empty + 8 * x_held);
           }
-          if (lane == 0 && s == C::STRIPS - 1 && batch == 2) mbarrier_arrive(ring.x_empty + 8 * x_first);
+          if (lane == 0 && s == C::STRIPS - 1 && batch == BOX_BATCHES) mbarrier_arrive(ring.x_empty + 8 * x_first);
         }
       }
     }

@@ -13,6 +13,7 @@
 // Tokens and rows of a tile, warpgroups that multiply, strips of each.
 #define WIDE_OF(NAME)        \
   WIDE(NAME, 64, 256, 4, 1)  \
+  WIDE(NAME, 128, 192, 3, 1) \
   WIDE(NAME, 128, 256, 2, 2) \
   WIDE(NAME, 256, 128, 2, 1)
 
