@@ -50,7 +50,7 @@ class WideBlockArguments(ctypes.Structure):
         ("factor", ctypes.c_void_p * 2),
         ("parts", ctypes.c_void_p),
         ("done", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_out", "split", "gated", "count")),
+        *((name, ctypes.c_int) for name in ("m", "n", "steps", "ld_out", "split", "pair", "gated", "count")),
         ("first", ctypes.c_int * 2),
     ]
 
@@ -59,13 +59,19 @@ class WideBlockArguments(ctypes.Structure):
 class WideTile:
     """One compiled kernel of a format: `tokens` tokens and `rows` rows of the weight a CTA, one of an SM.
 
-    `groups` warpgroups multiply. `half_us`: what half a step of columns takes where every SM is busy.
+    `groups` warpgroups multiply. `half_us`: what half a step of columns takes where every SM is busy. `pairs`: where no
+    columns are shared, two CTAs of neighbouring rows share x.
     """
 
     tokens: int
     rows: int
     groups: int
     half_us: float
+    pairs: bool = False
+
+    def cluster(self, split: int) -> int:
+        """CTAs of a cluster."""
+        return split if split > 1 else 2 if self.pairs else 1
 
     @property
     def threads(self) -> int:
@@ -103,7 +109,8 @@ class WideTile:
 
 
 TILES = (
-    WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75), WideTile(256, 128, 2, 1.45),
+    WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75),
+    WideTile(256, 128, 2, 1.45, True),
 )  # fmt: skip
 
 
@@ -160,13 +167,15 @@ def gated_spans(pieces: tuple[PlaneRows, ...]) -> tuple[Span, Span] | None:
 
 def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, resident: int) -> float:
     """What a product takes by waves of clusters, or ranges, by half steps, starts and sums."""
-    tiles = -(-rows // tile.rows) * -(-tokens // tile.tokens)
+    wide = tile.rows * tile.cluster(split) // max(1, split)
+    tiles = -(-rows // wide) * -(-tokens // tile.tokens)
+    part_kb = tile.rows * tile.tokens * 4 / 1024
     if split == RANGES:
-        each = -(-tiles * halves // resident)
+        each = -(-tiles * halves // max(1, resident))
         parts = 0 if each % halves == 0 else -(-halves // each)
-        return each * tile.half_us + START_US + parts * PART_US
+        return each * tile.half_us + START_US + parts * PART_US * part_kb / 128
     waves = -(-tiles // max(1, resident))
-    cluster = CLUSTER_US + CLUSTER_US_PER_KB * tile.rows * tile.tokens * 4 / 1024 if split > 1 else 0.0
+    cluster = CLUSTER_US + CLUSTER_US_PER_KB * part_kb if split > 1 else 0.0
     return waves * (-(-halves // split) * tile.half_us + START_US + cluster)
 
 
@@ -208,22 +217,26 @@ def _multiply(
         tile, split = _choice(tokens, count * (2 if gated else 1), 2 * piece.columns // STEP, piece.format, device)
     half, halves = tile.rows // 2, 2 * piece.columns // STEP
     split = min(split, halves)
-    tiles = -(-count // (half if gated else tile.rows)) * -(-len(x) // tile.tokens)
-    ranges = min(tiles * halves, sm_count(device)) if split == RANGES else 0
-    parts = torch.empty(ranges * tile.rows * tile.tokens, dtype=torch.float32, device=device) if ranges else None
+    cluster, clusters = tile.cluster(split), _clusters(tile, split, piece.format, device)
+    pair = int(split <= 1 and tile.pairs)
+    tiles = -(-count // ((half if gated else tile.rows) << pair)) * -(-len(x) // tile.tokens)
+    if split == RANGES:
+        clusters = min(clusters, tiles * halves)
+        parts = torch.empty(clusters * cluster * tile.rows * tile.tokens, dtype=torch.float32, device=device)
+        done: Tensor | None = _done(device)
+    else:
+        clusters, parts, done = tiles if split > 1 else min(clusters, tiles), None, None
     begins = [span.first + (0 if gated else half * at) for at, span in enumerate(spans)]
     arguments = WideBlockArguments(
         out.data_ptr(), cuda.address_of(bias),
         (ctypes.c_void_p * 2)(*(span.piece.scale.data_ptr() for span in spans)),
         (ctypes.c_void_p * 2)(*(cuda.address_of(span.piece.factor) for span in spans)),
-        cuda.address_of(parts), _done(device).data_ptr() if ranges else 0,
-        len(x), piece.rows, piece.columns // STEP, out.stride(0), max(1, split), gated, count,
-        (ctypes.c_int * 2)(*begins),
+        cuda.address_of(parts), cuda.address_of(done), len(x), piece.rows, piece.columns // STEP, out.stride(0),
+        max(1, split), pair, gated, count, (ctypes.c_int * 2)(*begins),
     )  # fmt: skip
-    ctas = ranges or (tiles * split if split > 1 else min(tiles, sm_count(device)))
-    maps = [cuda.tensor_map(x, tile.tokens), _plane_maps(spans, tile)]
+    maps = [cuda.tensor_map(x, tile.tokens >> pair), _plane_maps(spans, tile)]
     chosen = _kernel(tile, piece.format, device)
-    cuda.launch(chosen, ctas, [*maps, arguments], device, pdl=pdl_on(device), cluster=max(1, split))
+    cuda.launch(chosen, clusters * cluster, [*maps, arguments], device, pdl=pdl_on(device), cluster=cluster)
 
 
 @functools.cache
@@ -238,13 +251,17 @@ def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
 
 
 @functools.cache
-def _choice(tokens: int, rows: int, halves: int, name: str, device: torch.device) -> tuple[WideTile, int]:
-    def residents(tile: WideTile, split: int) -> int:
-        if split in (1, RANGES):
-            return sm_count(device)
-        return cuda.resident_clusters(_kernel(tile, name, device), split, tile.shared_bytes(name))
+def _clusters(tile: WideTile, split: int, name: str, device: torch.device) -> int:
+    """Clusters that the device holds at once."""
+    size = tile.cluster(split)
+    if size == 1:
+        return sm_count(device)
+    return cuda.resident_clusters(_kernel(tile, name, device), size, tile.shared_bytes(name))
 
-    return choice_for(tokens, rows, halves, residents)
+
+@functools.cache
+def _choice(tokens: int, rows: int, halves: int, name: str, device: torch.device) -> tuple[WideTile, int]:
+    return choice_for(tokens, rows, halves, lambda tile, split: _clusters(tile, split, name, device))
 
 
 def _plane_maps(spans: tuple[Span, Span], tile: WideTile) -> ctypes.Array[ctypes.c_char]:

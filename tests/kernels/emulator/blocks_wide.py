@@ -52,6 +52,7 @@ class WideBlockMachine(Machine):
         """Be the CUDA device of `sm90_wide`."""
         super().install(monkeypatch)
         sm90_wide._choice.cache_clear()
+        sm90_wide._clusters.cache_clear()
         sm90_wide._plane_maps_at.cache_clear()
         monkeypatch.setattr(sm90_wide, "sm_count", lambda _: self.sms)
         monkeypatch.setattr(sm90_wide, "pdl_on", lambda _: True)

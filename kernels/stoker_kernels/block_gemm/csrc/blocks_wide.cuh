@@ -18,11 +18,30 @@ namespace stoker {
 // The upper half of wgmma_descriptor: a step along K changes the lower one alone.
 constexpr uint64_t X_DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
 
+// Gives boxes of x back: in both CTAs of a pair, as each one's producer writes to both.
+template <class C>
+struct BoxRelease {
+  const WideBlocksRing<C>& ring;
+  bool pair;
+  int awaited;  // releases that producers wait for: another would be on its way when that CTA has ended
+
+  __device__ __forceinline__ void operator()(int stage) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t barrier = ring.x_empty + 8 * stage;
+    if (!pair) {
+      if (lane == 0) mbarrier_arrive(barrier);
+    } else if (awaited-- > 0 && lane < 2) {
+      mbarrier_arrive_cluster(cluster_address(barrier, lane));
+    }
+  }
+};
+
 // All half steps of one tile into `sums`; stages are given back to the producers.
 template <class C>
 __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work,
                                                 const LaneRows<C>& lane_rows, uint32_t magic, RingPlace<C::STAGES>& place,
-                                                RingPlace<C::X_STAGES>& x_place, float (&sums)[C::STRIPS][C::TOKENS / 2]) {
+                                                RingPlace<C::X_STAGES>& x_place, BoxRelease<C>& release,
+                                                float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   using Unit = WideUnit<C>;
   constexpr int BATCH = C::BATCH, BATCHES = Unit::COLUMNS / (16 * BATCH), BOX_BATCHES = X_COLUMNS / (16 * BATCH);
   const int lane = threadIdx.x % 32, c = lane % 4;
@@ -70,11 +89,11 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
           wgmma_commit();
           wgmma_wait<1>();
           // What the batch before read last.
-          if (lane == 0 && s == 0 && batch == 0 && held >= 0) {
-            mbarrier_arrive(ring.empty + 8 * held);
-            mbarrier_arrive(ring.x_empty + 8 * x_held);
+          if (s == 0 && batch == 0 && held >= 0) {
+            if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+            release(x_held);
           }
-          if (lane == 0 && s == C::STRIPS - 1 && batch == BOX_BATCHES) mbarrier_arrive(ring.x_empty + 8 * x_first);
+          if (s == C::STRIPS - 1 && batch == BOX_BATCHES) release(x_first);
         }
       }
     }
@@ -84,9 +103,9 @@ __device__ __forceinline__ void multiply_planes(const WideBlocksRing<C>& ring, c
   wgmma_wait<0>();
 #pragma unroll
   for (int s = 0; s < C::STRIPS; s++) wgmma_results(sums[s]);
-  if (lane == 0 && held >= 0) {
-    mbarrier_arrive(ring.empty + 8 * held);
-    mbarrier_arrive(ring.x_empty + 8 * x_held);
+  if (held >= 0) {
+    if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+    release(x_held);
   }
 }
 
@@ -185,23 +204,24 @@ __device__ __forceinline__ void sum_planes_tile(const WideBlockArguments& p, con
 
 // A tile's sums of a CTA that has not its first half steps, for the one that has.
 template <class C>
-__device__ __forceinline__ float4* part_of(const WideBlockArguments& p, int range) {
+__device__ __forceinline__ float4* part_of(const WideBlockArguments& p, int cta) {
   constexpr int EIGHTS = C::TOKENS / 8;
-  return p.parts + (range * C::GROUPS + threadIdx.x / 128) * (C::STRIPS * EIGHTS * 128) + threadIdx.x % 128;
+  return p.parts + (cta * C::GROUPS + threadIdx.x / 128) * (C::STRIPS * EIGHTS * 128) + threadIdx.x % 128;
 }
 
 template <class C>
 __device__ __forceinline__ void leave_part(const WideBlockArguments& p, const WideBlocksWork<C>& work,
                                            const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8;
-  float4* part = part_of<C>(p, work.rank);
+  const int cta = (work.rank << p.pair) + work.member;
+  float4* part = part_of<C>(p, cta);
 #pragma unroll
   for (int s = 0; s < C::STRIPS; s++)
 #pragma unroll
     for (int j = 0; j < EIGHTS; j++)
       part[(s * EIGHTS + j) * 128] = make_float4(sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]);
   named_barrier(1, C::CONSUMERS);
-  if (threadIdx.x == 0) release_word(p.done + work.rank, 1);
+  if (threadIdx.x == 0) release_word(p.done + cta, 1);
 }
 
 // Adds what later ranges have of the tile, in order.
@@ -210,9 +230,10 @@ __device__ __forceinline__ void add_parts(const WideBlockArguments& p, const Wid
                                           float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8, AT_ONCE = 8;
   for (int range = work.rank + 1; work.first_of(range) < (work.tile + 1) * work.halves; range++) {
-    if (threadIdx.x % 32 == 0) wait_for_word(p.done + range, 1);
+    const int cta = (range << p.pair) + work.member;
+    if (threadIdx.x % 32 == 0) wait_for_word(p.done + cta, 1);
     __syncwarp();
-    const float4* part = part_of<C>(p, range);
+    const float4* part = part_of<C>(p, cta);
 #pragma unroll
     for (int s = 0; s < C::STRIPS; s++)
 #pragma unroll
@@ -227,7 +248,7 @@ __device__ __forceinline__ void add_parts(const WideBlockArguments& p, const Wid
         }
       }
     named_barrier(1, C::CONSUMERS);  // nobody waits for the word any more
-    if (threadIdx.x == 0) p.done[range] = 0;
+    if (threadIdx.x == 0) p.done[cta] = 0;
   }
 }
 
@@ -238,9 +259,12 @@ __device__ __forceinline__ void consume_planes(const WideBlockArguments& p, cons
   const uint32_t magic = p.n > 0 ? PLANE_MAGIC : 0u;
   RingPlace<C::STAGES> place(0);
   RingPlace<C::X_STAGES> x_place(0);
+  if (p.pair) cluster_wait();
   grid_dependency_wait();  // what is stored may still be read
-  for (WideBlocksWork<C> work(p); work.there(); work.next(p)) {
-    multiply_planes<C>(ring, work, lane_rows, magic, place, x_place, sums);
+  WideBlocksWork<C> work(p);
+  BoxRelease<C> release{ring, p.pair != 0, 2 * work.all(p) - C::X_STAGES};
+  for (; work.there(); work.next(p)) {
+    multiply_planes<C>(ring, work, lane_rows, magic, place, x_place, release, sums);
     if (p.split > 1) return sum_planes_tile<C>(p, ring, work, lane_rows, sums);  // a cluster has one tile
     if (p.parts != nullptr) {
       if (work.begin > 0) {
@@ -267,14 +291,16 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     }
     for (int s = 0; s < C::X_STAGES; s++) {
       mbarrier_init(ring.x_full + 8 * s, 1);
-      mbarrier_init(ring.x_empty + 8 * s, CONSUMER_WARPS);
+      mbarrier_init(ring.x_empty + 8 * s, CONSUMER_WARPS << p.pair);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
+  if (p.pair) cluster_arrive();
   launch_dependents();
   if (warp >= CONSUMER_WARPS) {
     registers_shrink<C::PRODUCER_REGISTERS>();
+    if (p.pair) cluster_wait();  // the other CTA's barriers are set up
     if (threadIdx.x % 32 == 0) {
       if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, p, ring);
       if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring);
@@ -285,10 +311,14 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
       cluster_sync();
       cluster_sync();
     }
-    return;
+  } else {
+    registers_grow<C::REGISTERS>();
+    consume_planes<C>(p, ring);
   }
-  registers_grow<C::REGISTERS>();
-  consume_planes<C>(p, ring);
+  if (p.pair) {  // neither leaves while the other may still write or arrive here
+    cluster_arrive();
+    cluster_wait();
+  }
 }
 
 }  // namespace stoker

@@ -26,6 +26,7 @@ struct WideBlockArguments {
   int* done;      // whether a CTA's part is there: zeros between launches
   int m, n, steps, ld_out;  // n: rows of the planes
   int split;     // CTAs of a cluster, which share the columns
+  int pair;      // the two CTAs of a cluster have neighbouring rows and share x, of which each brings half to both
   int gated;     // spans are of gate and of up
   int count;     // rows of the result, or of gate as of up
   int first[2];  // rows of the planes with which the spans of the first tile begin
@@ -93,32 +94,40 @@ struct RingPlace {
 };
 
 // A CTA's tiles, and the half steps of each that are its own: all; with a split as many as a CTA of the cluster has; or,
-// with parts, those of its range of the half steps of all tiles.
+// with parts, those of its range of the half steps of all tiles. A pair has the tiles of both, and one range.
 template <class C>
 struct WideBlocksWork {
   int token_tiles, tiles, halves;
-  int rank;         // in its cluster, or among ranges
+  int member, clusters;  // of a pair, and how many there are, or CTAs
+  int rank;              // in its cluster, or among ranges
   int tile, begin, end;
-  int step, left;   // tiles to the next one; with parts half steps of the range that are left
+  int step, left;        // tiles to the next one; with parts half steps of the range that are left
 
   __device__ explicit WideBlocksWork(const WideBlockArguments& p) {
     token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
-    const int each = p.gated ? C::SPAN : C::ROWS;
+    const int each = (p.gated ? C::SPAN : C::ROWS) << p.pair;
     tiles = (p.count + each - 1) / each * token_tiles;
     halves = 2 * p.steps;
+    const int size = p.pair ? 2 : p.split, cluster = blockIdx.x / size;
+    clusters = gridDim.x / size, member = p.pair ? blockIdx.x % 2 : 0;
     if (p.parts != nullptr) {
       // A CTA waits for parts of later ranges, so these begin before it.
-      rank = gridDim.x - 1 - blockIdx.x, step = 1;
+      rank = clusters - 1 - cluster, step = 1;
       const int first = first_of(rank);
       left = first_of(rank + 1) - first, tile = first / halves, begin = first % halves, end = min(halves, begin + left);
       return;
     }
-    rank = blockIdx.x % p.split, step = gridDim.x / p.split, tile = blockIdx.x / p.split, left = 0;
+    rank = blockIdx.x % p.split, step = clusters, tile = cluster, left = 0;
     begin = halves * rank / p.split, end = halves * (rank + 1) / p.split;
   }
   // The first half step of a range.
   __device__ int first_of(int range) const {
-    return static_cast<int>(static_cast<int64_t>(tiles) * halves * range / static_cast<int>(gridDim.x));
+    return static_cast<int>(static_cast<int64_t>(tiles) * halves * range / clusters);
+  }
+  // Half steps of all its tiles, before the first one.
+  __device__ int all(const WideBlockArguments& p) const {
+    if (p.parts != nullptr) return left;
+    return tile < tiles ? ((tiles - 1 - tile) / step + 1) * (end - begin) : 0;
   }
   __device__ bool there() const { return tile < tiles && begin < end; }
   __device__ void next(const WideBlockArguments& p) {
@@ -127,7 +136,9 @@ struct WideBlocksWork {
     left -= end - begin, begin = 0, end = min(halves, left);
   }
   // The first row of its first span, from that of the first tile on.
-  __device__ int row(const WideBlockArguments& p) const { return tile / token_tiles * (p.gated ? C::SPAN : C::ROWS); }
+  __device__ int row(const WideBlockArguments& p) const {
+    return ((tile / token_tiles << p.pair) + member) * (p.gated ? C::SPAN : C::ROWS);
+  }
   __device__ int token() const { return tile % token_tiles * C::TOKENS; }
 };
 
@@ -143,7 +154,13 @@ __device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const W
       mbarrier_wait(ring.x_empty + 8 * place.stage, place.parity);
       const uint32_t full = ring.x_full + 8 * place.stage;
       mbarrier_arrive_expect(full, C::X_BYTES);
-      tensor_load_2d(ring.x(place.stage), &x_map, box * X_COLUMNS, work.token(), full, keep);
+      const uint32_t to = ring.x(place.stage);
+      if (p.pair) {
+        tensor_multicast_2d(to + work.member * (C::X_BYTES / 2), &x_map, box * X_COLUMNS,
+                            work.token() + work.member * (C::TOKENS / 2), full, 3, keep);
+      } else {
+        tensor_load_2d(to, &x_map, box * X_COLUMNS, work.token(), full, keep);
+      }
       place.next();
     }
   }
