@@ -21,17 +21,24 @@ constexpr uint64_t X_DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
 // Gives boxes of x back: in both CTAs of a pair, as each one's producer writes to both.
 template <class C>
 struct BoxRelease {
-  const WideBlocksRing<C>& ring;
-  bool pair;
+  uint32_t barriers;  // of the CTA that is this lane's to tell
+  bool tells;
   int awaited;  // releases that producers wait for: another would be on its way when that CTA has ended
 
-  __device__ __forceinline__ void operator()(int stage) {
+  __device__ BoxRelease(const WideBlockArguments& p, const WideBlocksRing<C>& ring, const WideBlocksWork<C>& work) {
     const int lane = threadIdx.x % 32;
-    const uint32_t barrier = ring.x_empty + 8 * stage;
-    if (!pair) {
-      if (lane == 0) mbarrier_arrive(barrier);
-    } else if (awaited-- > 0 && lane < 2) {
-      mbarrier_arrive_cluster(cluster_address(barrier, lane));
+    tells = lane < (C::PAIRS && p.pair ? 2 : 1);
+    barriers = ring.x_empty;
+    if constexpr (C::PAIRS) {
+      barriers = cluster_address(ring.x_empty, p.pair ? lane % 2 : work.rank_in_cluster(p));
+      awaited = 2 * work.all(p) - C::X_STAGES;
+    }
+  }
+  __device__ __forceinline__ void operator()(int stage) {
+    if constexpr (C::PAIRS) {
+      if (awaited-- > 0 && tells) mbarrier_arrive_cluster(barriers + 8 * stage);
+    } else {
+      if (tells) mbarrier_arrive(barriers + 8 * stage);
     }
   }
 };
@@ -213,7 +220,7 @@ template <class C>
 __device__ __forceinline__ void leave_part(const WideBlockArguments& p, const WideBlocksWork<C>& work,
                                            const float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8;
-  const int cta = (work.rank << p.pair) + work.member;
+  const int cta = (work.rank << work.pair(p)) + work.member;
   float4* part = part_of<C>(p, cta);
 #pragma unroll
   for (int s = 0; s < C::STRIPS; s++)
@@ -230,7 +237,7 @@ __device__ __forceinline__ void add_parts(const WideBlockArguments& p, const Wid
                                           float (&sums)[C::STRIPS][C::TOKENS / 2]) {
   constexpr int EIGHTS = C::TOKENS / 8, AT_ONCE = 8;
   for (int range = work.rank + 1; work.first_of(range) < (work.tile + 1) * work.halves; range++) {
-    const int cta = (range << p.pair) + work.member;
+    const int cta = (range << work.pair(p)) + work.member;
     if (threadIdx.x % 32 == 0) wait_for_word(p.done + cta, 1);
     __syncwarp();
     const float4* part = part_of<C>(p, cta);
@@ -259,10 +266,10 @@ __device__ __forceinline__ void consume_planes(const WideBlockArguments& p, cons
   const uint32_t magic = p.n > 0 ? PLANE_MAGIC : 0u;
   RingPlace<C::STAGES> place(0);
   RingPlace<C::X_STAGES> x_place(0);
-  if (p.pair) cluster_wait();
+  if (C::PAIRS && p.pair) cluster_wait();
   grid_dependency_wait();  // what is stored may still be read
   WideBlocksWork<C> work(p);
-  BoxRelease<C> release{ring, p.pair != 0, 2 * work.all(p) - C::X_STAGES};
+  BoxRelease<C> release(p, ring, work);
   for (; work.there(); work.next(p)) {
     multiply_planes<C>(ring, work, lane_rows, magic, place, x_place, release, sums);
     if (p.split > 1) return sum_planes_tile<C>(p, ring, work, lane_rows, sums);  // a cluster has one tile
@@ -291,16 +298,16 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     }
     for (int s = 0; s < C::X_STAGES; s++) {
       mbarrier_init(ring.x_full + 8 * s, 1);
-      mbarrier_init(ring.x_empty + 8 * s, CONSUMER_WARPS << p.pair);
+      mbarrier_init(ring.x_empty + 8 * s, CONSUMER_WARPS << WideBlocksWork<C>::pair(p));
     }
     mbarrier_init_fence();
   }
   __syncthreads();
-  if (p.pair) cluster_arrive();
+  if (C::PAIRS && p.pair) cluster_arrive();
   launch_dependents();
   if (warp >= CONSUMER_WARPS) {
     registers_shrink<C::PRODUCER_REGISTERS>();
-    if (p.pair) cluster_wait();  // the other CTA's barriers are set up
+    if (C::PAIRS && p.pair) cluster_wait();  // the other CTA's barriers are set up
     if (threadIdx.x % 32 == 0) {
       if (warp == CONSUMER_WARPS) produce_wide_x<C>(x_map, p, ring);
       if (warp == CONSUMER_WARPS + 1) produce_codes<C>(maps, p, ring);
@@ -315,7 +322,7 @@ __device__ __forceinline__ void blocks_wide(const CUtensorMap& x_map, const Plan
     registers_grow<C::REGISTERS>();
     consume_planes<C>(p, ring);
   }
-  if (p.pair) {  // neither leaves while the other may still write or arrive here
+  if (C::PAIRS && p.pair) {  // neither leaves while the other may still write or arrive here
     cluster_arrive();
     cluster_wait();
   }

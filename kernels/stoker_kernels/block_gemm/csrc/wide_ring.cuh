@@ -39,6 +39,7 @@ struct WideBlocks {
   static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
   static constexpr int ROWS = GROUPS * STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
   static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128, REGISTERS = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;
+  static constexpr bool PAIRS = TOKENS > 128;  // may share x
   static constexpr int BATCH = BATCH_;  // steps of 16 columns whose products are asked for together
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 56;
   static constexpr int LOW_LINE = F::LOW_STEP / 2;  // bytes of a row's half step
@@ -105,11 +106,11 @@ struct WideBlocksWork {
 
   __device__ explicit WideBlocksWork(const WideBlockArguments& p) {
     token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
-    const int each = (p.gated ? C::SPAN : C::ROWS) << p.pair;
+    const int each = (p.gated ? C::SPAN : C::ROWS) << pair(p);
     tiles = (p.count + each - 1) / each * token_tiles;
     halves = 2 * p.steps;
-    const int size = p.pair ? 2 : p.split, cluster = blockIdx.x / size;
-    clusters = gridDim.x / size, member = p.pair ? blockIdx.x % 2 : 0;
+    const int size = pair(p) ? 2 : p.split, cluster = blockIdx.x / size;
+    clusters = gridDim.x / size, member = pair(p) ? blockIdx.x % 2 : 0;
     if (p.parts != nullptr) {
       // A CTA waits for parts of later ranges, so these begin before it.
       rank = clusters - 1 - cluster, step = 1;
@@ -120,10 +121,12 @@ struct WideBlocksWork {
     rank = blockIdx.x % p.split, step = clusters, tile = cluster, left = 0;
     begin = halves * rank / p.split, end = halves * (rank + 1) / p.split;
   }
+  static __device__ int pair(const WideBlockArguments& p) { return C::PAIRS ? p.pair : 0; }
   // The first half step of a range.
   __device__ int first_of(int range) const {
     return static_cast<int>(static_cast<int64_t>(tiles) * halves * range / clusters);
   }
+  __device__ int rank_in_cluster(const WideBlockArguments& p) const { return p.split > 1 ? rank : member; }
   // Half steps of all its tiles, before the first one.
   __device__ int all(const WideBlockArguments& p) const {
     if (p.parts != nullptr) return left;
@@ -137,7 +140,7 @@ struct WideBlocksWork {
   }
   // The first row of its first span, from that of the first tile on.
   __device__ int row(const WideBlockArguments& p) const {
-    return ((tile / token_tiles << p.pair) + member) * (p.gated ? C::SPAN : C::ROWS);
+    return ((tile / token_tiles << pair(p)) + member) * (p.gated ? C::SPAN : C::ROWS);
   }
   __device__ int token() const { return tile % token_tiles * C::TOKENS; }
 };
@@ -155,7 +158,7 @@ __device__ __forceinline__ void produce_wide_x(const CUtensorMap& x_map, const W
       const uint32_t full = ring.x_full + 8 * place.stage;
       mbarrier_arrive_expect(full, C::X_BYTES);
       const uint32_t to = ring.x(place.stage);
-      if (p.pair) {
+      if (C::PAIRS && p.pair) {
         tensor_multicast_2d(to + work.member * (C::X_BYTES / 2), &x_map, box * X_COLUMNS,
                             work.token() + work.member * (C::TOKENS / 2), full, 3, keep);
       } else {
