@@ -62,7 +62,7 @@ CHOICES = (
     (sm90_few, "FILLED", (1,), range(1, 65)),
     (sm90_few, "MOST_TOKENS", (32,), range(33, 65)),  # what Triton takes instead
     (decoded, "DECODED_FROM", (33,), range(33, 65)),
-    (plane_choose, "WIDE_FROM", (33,), range(33, 65)),
+    (plane_choose, "WIDE_FROM", (17, 65), range(17, 65)),
     (plane_choose, "WIDE_TO", (64, 4096), range(65, 4097)),  # rows decoded before, and within the product
     (decoded, "SCRATCH_BYTES", (32 << 20, 64 << 20, 256 << 20), range(1025, 4097)),
 )

@@ -1,7 +1,7 @@
-"""`plane_linear` and `plane_rows` on CUDA. In bf16 on Hopper up to 64 tokens are multiplied with planes, most formats
-by kernels of our own (`sm90_few`); more with planes too, decoded within the product (`sm90_wide`), up to WIDE_TO; and
-prompts, and weights that those kernels do not take, with decoded rows (`decoded`). All else is in Triton
-(`plane_launch`): fused products up to a few hundred tokens, beyond them dequantized rows and cuBLAS.
+"""`plane_linear` and `plane_rows` on CUDA. In bf16 on Hopper few tokens are multiplied with planes, most formats by
+kernels of our own (`sm90_few`); from WIDE_FROM on with planes too, decoded within the product (`sm90_wide`), up to
+WIDE_TO; and prompts, and from 65 tokens on weights that those kernels do not take, with decoded rows (`decoded`). All
+else is in Triton (`plane_launch`): fused products up to a few hundred tokens, beyond them dequantized rows and cuBLAS.
 
 Invariants: one call outside of a capture makes every later one of its shape capturable. What a call takes of memory
 beside its result is at most SCRATCH_BYTES, here or of `decoded`, or one row, of weights in the dtype of x, or where K
@@ -19,7 +19,7 @@ from torch import Tensor
 from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import BlockWeight, PlaneRows
 
-WIDE_FROM, WIDE_TO = 65, 1024
+WIDE_FROM, WIDE_TO = 33, 1024
 """Tokens that are multiplied with planes by `sm90_wide`, which decodes them once for each tile of tokens."""
 FUSED_TOKENS = 256
 SCRATCH_BYTES = 32 << 20

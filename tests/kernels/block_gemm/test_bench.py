@@ -41,6 +41,6 @@ def test_a_layer_is_timed_by_every_choice_and_by_bf16(sweep: bool, monkeypatch: 
     hows = {row.how for row in found}
     wanted = {f"{name} {value}" for _, name, values, _ in bench.CHOICES for value in values} | {"with SwiGLU"}
     assert wanted <= hows if sweep else not wanted & hows
-    assert len(set(seen)) == (1 + 1 + 1 + 1 + 2 + 3 + 4 if sweep else 1)
+    assert len(set(seen)) == (1 + 1 + 1 + 2 + 2 + 3 + 4 if sweep else 1)
     assert before == choices()
     assert not pdl._enabled

@@ -87,8 +87,8 @@ def test_many_tokens_are_multiplied_with_decoded_rows(
 def test_fewer_tokens_and_other_types_go_where_they_went(
     machine: BlockMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 64 tokens by the kernels for few, or Triton's; more with planes where their kernels take a weight, prompts
-    with decoded rows; fp16 by Triton's for any number, rows and cuBLAS beyond.
+    """Few tokens by the kernels for them, or Triton's; more with planes where their kernels take a weight, or from 65
+    on, and prompts, with decoded rows; fp16 by Triton's for any number, rows and cuBLAS beyond.
     """
     went: list[str] = []
     monkeypatch.setattr(sm90_wide, "sm_of", lambda _: 90)
@@ -97,10 +97,13 @@ def test_fewer_tokens_and_other_types_go_where_they_went(
     monkeypatch.setattr(sm90_few, "linear", lambda *_: went.append("few"))
     monkeypatch.setattr(plane_launch, "linear", lambda *_: went.append("triton"))
     monkeypatch.setattr(plane_choose, "by_rows", lambda *_: went.append("rows"))
+    few, some = random.randint(1, plane_choose.WIDE_FROM - 1), random.randint(plane_choose.WIDE_FROM, 64)
     many, prompt = random.randint(65, plane_choose.WIDE_TO), random.randint(plane_choose.WIDE_TO + 1, 3000)
     for name, rows, columns, dtype, tokens, way in (
-        ("Q4_K", 32, 512, torch.bfloat16, random.randint(1, 64), "few"),
-        ("Q5_K", 32, 512, torch.bfloat16, random.randint(1, 64), "triton"),
+        ("Q4_K", 32, 512, torch.bfloat16, few, "few"),
+        ("Q5_K", 32, 512, torch.bfloat16, few, "triton"),
+        ("Q8_0", 16 * random.randint(1, 9), 512 + 32 * random.randint(1, 7), torch.bfloat16, some, "triton"),
+        (random.choice(sm90_wide.FORMATS), 4 * random.randint(1, 20), 512, torch.bfloat16, some, "wide"),
         (random.choice(sm90_wide.FORMATS), 4 * random.randint(1, 20), 512, torch.bfloat16, many, "wide"),
         (random.choice(list(PLANE_KINDS)), 32, 512, torch.bfloat16, prompt, "decoded"),
         (random.choice(list(PLANE_KINDS)), 4 * random.randint(1, 20) + 1, 512, torch.bfloat16, many, "decoded"),
