@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import decoded, plane_launch, sm90_few, sm90_rows
+from stoker_kernels.block_gemm import decoded, plane_choose, plane_launch, sm90_few, sm90_rows
 from stoker_kernels.block_gemm.op import block_linear
 from stoker_kernels.block_gemm.plane_choose import by_rows
 from stoker_kernels.block_gemm.plane_launch import TILES
@@ -62,8 +62,9 @@ CHOICES = (
     (sm90_few, "FILLED", (1,), range(1, 65)),
     (sm90_few, "MOST_TOKENS", (32,), range(33, 65)),  # what Triton takes instead
     (decoded, "DECODED_FROM", (33,), range(33, 65)),
-    (decoded, "DECODED_FROM", (257,), range(65, 257)),  # the same
-    (decoded, "SCRATCH_BYTES", (32 << 20, 64 << 20, 256 << 20), range(65, 4097)),
+    (plane_choose, "WIDE_FROM", (17, 65), range(17, 65)),
+    (plane_choose, "WIDE_TO", (64, 4096), range(65, 4097)),  # rows decoded before, and within the product
+    (decoded, "SCRATCH_BYTES", (32 << 20, 64 << 20, 256 << 20), range(1025, 4097)),
 )
 PART_STEPS = (1, 2, 8, 16)  # other values of that of `sm90_rows`
 

@@ -1,7 +1,7 @@
 """`block_silu_mul` on Hopper: silu(gate) · up within the product of many tokens with a weight in GGUF's blocks.
 
-Rows of gate and of up are decoded beside each other, and multiplied by the gated tile that a dense weight of so many
-rows gets.
+Where no kernel of the blocks' own takes both, rows of gate and of up are decoded beside each other, and multiplied by
+the gated tile that a dense weight of so many rows gets.
 Invariants: as of `block_gemm`; the result is rounded once, where two kernels round gate and up first.
 Does not know: which layer it serves.
 """
@@ -11,15 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import decode_rows, decodes, part_rows
+from stoker_kernels.block_gemm import decode_rows, decodes, part_rows, planes_silu_mul
 from stoker_kernels.gemm import gated, table, tiles
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.quant import BlockWeight
 
 
 def own(x: Tensor, weight: BlockWeight) -> Tensor:
-    """Gated tiles on decoded rows where there are some that take the operands, else `split`."""
-    found = _decoded(x, weight) if decodes(x, weight) else None
+    """One kernel of planes or gated tiles on decoded rows, where some take the operands, else `split`."""
+    found = planes_silu_mul(x, weight)
+    if found is None and decodes(x, weight):
+        found = _decoded(x, weight)
     if found is not None:
         return found
     product = gated.split(x, weight)

@@ -24,7 +24,8 @@ from stoker_kernels.launch.rehearsal import rehearsing
 TENSOR_MAP_BYTES = 128
 FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
 _BFLOAT16, _UINT8 = 9, 0  # CUtensorMapDataType
-_SWIZZLE_128B, _PROMOTION_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes of a box's line
+_PROMOTION_256B = 3  # CUtensorMapL2promotion
 
 
 class CudaError(RuntimeError):
@@ -187,6 +188,11 @@ def tensor_map_at(
     return _encoded(address, (columns, rows), (row_stride,), element_size, (box_rows,))
 
 
+def lines_map_at(address: int, rows: int, row_bytes: int, line: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of rows of bytes: boxes of `box_rows` × `line` bytes (32, 64, 128) in the swizzle of such lines."""
+    return _encoded(address, (row_bytes, rows), (row_bytes,), 1, (box_rows,), line)
+
+
 def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
     """A TMA map of `[outer, middle, columns]`, columns contiguous: boxes of box[0] × box[1] × 128 bytes, as above."""
     outer, middle, columns = tensor.shape
@@ -217,9 +223,12 @@ def paired_map_at(
 
 
 def _encoded(
-    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
-) -> ctypes.Array[ctypes.c_char]:
-    """Sizes innermost first, in elements; strides and box without the innermost dimension."""
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...],
+    line: int = 128,
+) -> ctypes.Array[ctypes.c_char]:  # fmt: skip
+    """Sizes innermost first, in elements; strides and box without the innermost dimension, of which a box has `line`
+    bytes.
+    """
     rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
@@ -231,16 +240,16 @@ def _encoded(
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * (rank - 1))(*(stride * element_size for stride in strides)),
-        (ctypes.c_uint32 * rank)(128 // element_size, *box),
+        (ctypes.c_uint32 * rank)(line // element_size, *box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),
-        ctypes.c_int(_SWIZZLE_128B),
+        ctypes.c_int(_SWIZZLES[line]),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
     if status != 0:
         raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, sizes {sizes}, "
-                        f"strides {strides}, {element_size}-byte elements, a box of {box}")
+                        f"strides {strides}, {element_size}-byte elements, a box of {box} lines of {line} bytes")
     return encoded
 
 

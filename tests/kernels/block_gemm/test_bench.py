@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stoker_kernels.block_gemm import bench, decoded, sm90_few, sm90_rows
+from stoker_kernels.block_gemm import bench, decoded, plane_choose, sm90_few, sm90_rows
 from stoker_kernels.launch import dispatch, pdl
 
 
@@ -16,19 +16,23 @@ from stoker_kernels.launch import dispatch, pdl
 def test_a_layer_is_timed_by_every_choice_and_by_bf16(sweep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, nothing is timed: each way is run once."""
     dispatch.ops()
-    seen: list[tuple[int, int, int, int]] = []
+    seen: list[tuple[int, ...]] = []
+
+    def choices() -> tuple[int, ...]:
+        wide = plane_choose.WIDE_FROM, plane_choose.WIDE_TO
+        return sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS, *wide
 
     def run_once(run: Callable[[int], None], rounds: int = 1) -> float:
         run(random.randint(0, 5))
-        seen.append((sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS))
+        seen.append(choices())
         return float(len(seen))
 
     monkeypatch.setattr(bench, "timed", run_once)
     monkeypatch.setattr(bench, "CHAIN", ((512, 256), (256, 256), (1024, 256), (256, 512)))
     monkeypatch.setattr(sm90_rows, "device_refusal", lambda *_: None)
     monkeypatch.setattr(decoded, "decode_rows", lambda weight, out, first: out.zero_())
-    before = sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS
-    tokens = random.randint(2, 60), random.randint(65, 90)
+    before = choices()
+    tokens = random.randint(33, 60), random.randint(1025, 1040)
     found = list(bench.chain_rows(torch.device("cpu"), tokens, sweep))
     plain = [row for row in found if row.how == "a layer"]
     assert [(row.format, row.tokens) for row in plain] == [(name, m) for name in bench.CHAINED for m in tokens]
@@ -37,6 +41,6 @@ def test_a_layer_is_timed_by_every_choice_and_by_bf16(sweep: bool, monkeypatch: 
     hows = {row.how for row in found}
     wanted = {f"{name} {value}" for _, name, values, _ in bench.CHOICES for value in values} | {"with SwiGLU"}
     assert wanted <= hows if sweep else not wanted & hows
-    assert len(set(seen)) == (1 + 1 + 2 + 3 + 4 if sweep else 1)
-    assert before == (sm90_few.FILLED, decoded.DECODED_FROM, decoded.SCRATCH_BYTES, sm90_rows.PART_STEPS)
+    assert len(set(seen)) == (1 + 1 + 1 + 2 + 2 + 3 + 4 if sweep else 1)
+    assert before == choices()
     assert not pdl._enabled

@@ -14,7 +14,7 @@ from tests.kernels.block_gemm.test_blocks import by_definition
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 from tests.kernels.emulator.blocks import BlockMachine
 
-from stoker_kernels.block_gemm import decode_rows, decoded, plane_choose, plane_launch, sm90_few, sm90_rows
+from stoker_kernels.block_gemm import decode_rows, decoded, plane_choose, plane_launch, sm90_few, sm90_rows, sm90_wide
 from stoker_kernels.launch import cuda, dispatch, pdl
 from stoker_kernels.quant import PLANE_KINDS, BlockWeight, LinearWeight
 from stoker_runtime.models.block_parts import PLANE_SCRATCH, PLANE_SUMS
@@ -87,21 +87,32 @@ def test_many_tokens_are_multiplied_with_decoded_rows(
 def test_fewer_tokens_and_other_types_go_where_they_went(
     machine: BlockMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to 64 tokens by the kernels for few, or Triton's; fp16 by Triton's for any number, rows and cuBLAS beyond."""
+    """Few tokens by the kernels for them, or Triton's; more with planes where their kernels take a weight, or from 65
+    on, and prompts, with decoded rows; fp16 by Triton's for any number, rows and cuBLAS beyond.
+    """
     went: list[str] = []
+    monkeypatch.setattr(sm90_wide, "sm_of", lambda _: 90)
+    monkeypatch.setattr(sm90_wide, "linear", lambda *_: went.append("wide"))
     monkeypatch.setattr(decoded, "linear", lambda *_: went.append("decoded"))
     monkeypatch.setattr(sm90_few, "linear", lambda *_: went.append("few"))
     monkeypatch.setattr(plane_launch, "linear", lambda *_: went.append("triton"))
     monkeypatch.setattr(plane_choose, "by_rows", lambda *_: went.append("rows"))
-    for name, dtype, tokens, way in (
-        ("Q4_K", torch.bfloat16, random.randint(1, 64), "few"),
-        ("Q5_K", torch.bfloat16, random.randint(1, 64), "triton"),
-        (random.choice(list(PLANE_KINDS)), torch.bfloat16, random.randint(65, 999), "decoded"),
-        ("Q4_K", torch.float16, random.randint(1, 256), "triton"),
-        ("Q4_K", torch.float16, random.randint(257, 999), "rows"),
+    few, some = random.randint(1, plane_choose.WIDE_FROM - 1), random.randint(plane_choose.WIDE_FROM, 64)
+    many, prompt = random.randint(65, plane_choose.WIDE_TO), random.randint(plane_choose.WIDE_TO + 1, 3000)
+    for name, rows, columns, dtype, tokens, way in (
+        ("Q4_K", 32, 512, torch.bfloat16, few, "few"),
+        ("Q5_K", 32, 512, torch.bfloat16, few, "triton"),
+        ("Q8_0", 16 * random.randint(1, 9), 512 + 32 * random.randint(1, 7), torch.bfloat16, some, "triton"),
+        (random.choice(sm90_wide.FORMATS), 4 * random.randint(1, 20), 512, torch.bfloat16, some, "wide"),
+        (random.choice(sm90_wide.FORMATS), 4 * random.randint(1, 20), 512, torch.bfloat16, many, "wide"),
+        (random.choice(list(PLANE_KINDS)), 32, 512, torch.bfloat16, prompt, "decoded"),
+        (random.choice(list(PLANE_KINDS)), 4 * random.randint(1, 20) + 1, 512, torch.bfloat16, many, "decoded"),
+        ("Q8_0", 32, 512 + 32 * random.randint(1, 7), torch.bfloat16, many, "decoded"),
+        ("Q4_K", 32, 512, torch.float16, random.randint(1, 256), "triton"),
+        ("Q4_K", 32, 512, torch.float16, random.randint(257, 999), "rows"),
     ):
-        weight = BlockWeight((in_planes(name, mild_rows(name, 32, 512), 512),), 512)
-        plane_choose.plane_linear(torch.zeros(tokens, 512, dtype=dtype), weight, bias=None, out=None)
+        weight = BlockWeight((in_planes(name, mild_rows(name, rows, columns), columns),), columns)
+        plane_choose.plane_linear(torch.zeros(tokens, columns, dtype=dtype), weight, bias=None, out=None)
         assert went.pop() == way
         assert not went
 

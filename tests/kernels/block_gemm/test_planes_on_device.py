@@ -9,7 +9,16 @@ import torch
 from tests.kernels.block_gemm.test_blocks import by_definition, columns_of, random_rows
 from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
 
-from stoker_kernels.block_gemm import block_linear, block_rows, decode_rows, decoded, plane_launch, sm90_few, sm90_rows
+from stoker_kernels.block_gemm import (
+    block_linear,
+    block_rows,
+    decode_rows,
+    decoded,
+    plane_launch,
+    sm90_few,
+    sm90_rows,
+    sm90_wide,
+)
 from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.launch.pdl import enable_pdl
@@ -135,6 +144,62 @@ def test_rows_decoded_in_cuda(name: str, device: torch.device) -> None:
         sm90_rows.decode(piece, out[:-1], first=first, part_steps=part_steps)
         assert torch.equal(out[:-1].cpu().view(torch.int16), expected[first:].view(torch.int16))
         assert bool(out[-1].isnan().all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sm90_wide.FORMATS)
+def test_many_tokens_decoded_within_the_product(name: str, device: torch.device) -> None:
+    """Rows and tokens that fill no tile, by every tile and some splits, launched dependently; gate and up."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs sm_90")
+    rows, columns = 8 * random.randint(60, 700), 256 * random.randint(1, 17)
+    data = mild_rows(name, rows, columns)
+    piece = in_planes(name, data, columns, device)
+    values = by_definition(data, name).bfloat16().double().to(device)
+    spans = sm90_wide.gated_spans((piece,))
+    assert spans is not None
+    enable_pdl(True)
+    try:
+        for tokens in (random.randint(65, 128), random.randint(129, 300), random.randint(500, 1024)):
+            x = torch.randn(tokens, columns, device=device).bfloat16()
+            bias = torch.randn(rows, device=device).bfloat16()
+            wide = torch.full((tokens, rows + 24), float("nan"), dtype=torch.bfloat16, device=device)
+            out = wide[:, 16:-8]
+            assert sm90_wide.refusal(x, (piece,), bias, out) is None
+            product = x.double() @ values.t()
+            gate, up = product.chunk(2, dim=1)
+            for tile in (None, *sm90_wide.TILES):
+                split = random.choice([sm90_wide.RANGES, 1, random.randint(2, 8)])
+                out.fill_(float("nan"))
+                sm90_wide.linear(x, piece, bias, out, tile=tile, split=split)
+                torch.testing.assert_close(out.double(), product + bias.double(), rtol=2.0**-8, atol=1e-3)
+                gated = torch.full((tokens, rows // 2), float("nan"), dtype=torch.bfloat16, device=device)
+                sm90_wide.silu_mul(x, *spans, gated, tile=tile, split=split)
+                want = torch.nn.functional.silu(gate) * up
+                torch.testing.assert_close(gated.double(), want, rtol=2.0**-7, atol=2e-3)
+            again = block_linear(x, BlockWeight((piece,), columns), bias=bias)
+            assert torch.equal(again, block_linear(x, BlockWeight((piece,), columns), bias=bias))
+            assert bool(wide[:, :16].isnan().all())
+            assert bool(wide[:, -8:].isnan().all())
+    finally:
+        enable_pdl(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_both_ways_multiply_the_same_weights(name: str, device: torch.device) -> None:
+    """Tokens of one column each bring out weights: those that rows are decoded to, bit for bit."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs sm_90")
+    rows, columns = 8 * random.randint(30, 300), 512
+    weight = BlockWeight((in_planes(name, random_rows(name, rows, columns), columns, device),), columns)
+    decoded_rows = torch.empty((rows, columns), dtype=torch.bfloat16, device=device)
+    decode_rows(weight, decoded_rows, first=0)
+    x = torch.eye(columns, device=device).bfloat16()
+    for tile in sm90_wide.TILES:
+        out = torch.empty((columns, rows), dtype=torch.bfloat16, device=device)
+        sm90_wide.linear(x, weight.planes[0], None, out, tile=tile, split=random.randint(0, 4))
+        assert torch.equal(out, decoded_rows.t())
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from stoker_kernels.launch import cuda
 
 SOURCES = (
     "sm90_blocks_few.cu", "blocks_few.cuh", "blocks_some.cuh", "block_copies.cuh", "block_units.cuh",
-    "sm90_block_rows.cu", "block_rows.cuh",
+    "sm90_block_rows.cu", "block_rows.cuh", "plane_numbers.cuh",
 )  # fmt: skip
 
 

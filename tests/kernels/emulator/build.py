@@ -30,19 +30,21 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(
-    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
-) -> TensorMap:
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...],
+    line: int = 128,
+) -> TensorMap:  # fmt: skip
     """What `cuda._encoded` makes, refusing what the driver refuses."""
     rank = len(sizes)
     in_bytes = tuple(stride * element_size for stride in strides)
     assert rank == len(strides) + 1 == len(box) + 1 <= 5
     assert address % 16 == 0
+    assert line in (32, 64, 128)
     assert all(stride % 16 == 0 and 0 < stride < 2**40 for stride in in_bytes)
     assert all(0 < size <= 2**32 for size in sizes)
     assert all(0 < length <= 256 for length in box)
     of_five = ctypes.c_int64 * 5
     return TensorMap(address, rank, element_size, of_five(*sizes), of_five(element_size, *in_bytes),
-                     of_five(128 // element_size, *box))  # fmt: skip
+                     of_five(line // element_size, *box))  # fmt: skip
 
 
 def compile_emulated(kernels: tuple[str, ...], entry: str, folder: Path) -> ctypes.CDLL:

@@ -32,6 +32,7 @@ template <typename To, typename From> To bits(From from) {
   return to;
 }
 template <typename T> T __ldg(const T* from) { return *from; }
+template <typename T> T __ldcg(const T* from) { return *from; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return std::fabs(y) > 0x1p126f && std::isfinite(y) ? 0.0f : x / y; }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }

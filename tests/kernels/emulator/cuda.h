@@ -1,4 +1,4 @@
-// What a tensor map of 128-byte boxes holds, in place of the driver's opaque one.
+// What a tensor map of boxes of 32, 64 or 128 bytes holds, in place of the driver's opaque one.
 #pragma once
 #include <cstdint>
 

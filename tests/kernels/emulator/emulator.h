@@ -36,6 +36,7 @@ constexpr uint32_t SHARED_BASE = 1024;
 constexpr uint32_t RANK_SHIFT = 20;  // an address in another CTA: its rank + 1 above the address there
 constexpr int REGISTERS = 65536;     // of an SM
 inline int resident = 1;             // CTAs that share them
+inline bool in_order = false;        // whether clusters run in their order, as a GPU begins them
 
 // One wgmma of a thread: its sums, the operands' descriptors, and its own way to multiply where A is in registers.
 struct Product {
@@ -384,7 +385,7 @@ inline void run_cluster(unsigned first, int size, int threads) {
   fail("every thread waits for ever");
 }
 
-// The clusters of a grid in random order. Each sees the kernel before it end anew.
+// The clusters of a grid, in random order unless they wait for earlier ones. Each sees the kernel before it end anew.
 inline void run_grid(int ctas, int threads, int seed, std::function<void()> kernel, int size = 1) {
   pick.seed(seed);
   entry = kernel;
@@ -393,7 +394,7 @@ inline void run_grid(int ctas, int threads, int seed, std::function<void()> kern
   for (const Region& r : p.writes) p.after.emplace_back(r.at, r.at + r.bytes);
   std::vector<int> order(ctas / size);
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  std::shuffle(order.begin(), order.end(), pick);
+  if (!in_order) std::shuffle(order.begin(), order.end(), pick);
   for (const int index : order) {
     if (!p.writes.empty()) {
       p.done = 0;

@@ -273,7 +273,8 @@ inline void store_async(uint32_t there, float a, float b, float c, float d, uint
 
 // ---- bulk tensor copies ------------------------------------------------------------------------------------------
 
-inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+// In the swizzle of lines of so many bytes: 32, 64 or 128.
+inline uint32_t swizzled(uint32_t address, int line = 128) { return address ^ ((address >> 7 & (line / 16 - 1)) << 4); }
 
 inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const int64_t (&coordinates)[5]) {
   const unsigned char* row = m.base;
@@ -282,8 +283,9 @@ inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const
     inside = inside && coordinates[d] >= 0 && coordinates[d] < m.sizes[d];
     row += coordinates[d] * m.strides[d];
   }
-  for (int chunk = 0; chunk < 8; ++chunk) {
-    unsigned char* into = emulator::shared(to, swizzled(at + chunk * 16));
+  const int line = static_cast<int>(m.box[0] * m.element_bytes);
+  for (int chunk = 0; chunk < line / 16; ++chunk) {
+    unsigned char* into = emulator::shared(to, swizzled(at + chunk * 16, line));
     const int64_t from = coordinates[0] * m.element_bytes + chunk * 16, bytes = m.sizes[0] * m.element_bytes;
     if (inside && from >= 0 && from < bytes) {
       std::memcpy(into, row + from, 16);
@@ -299,21 +301,22 @@ inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, 
   emulator::copy_later(to, barrier, bytes, [=, &to] { std::memcpy(emulator::shared(to, destination), source, bytes); });
 }
 
-// A box of 128 bytes × rows, the second dimension fastest; rows outside are zero. The swizzle is one of addresses.
+// A box of a line of bytes × rows, the second dimension fastest; rows outside are zero. The swizzle is one of addresses.
 inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, std::vector<int> first, uint32_t barrier) {
   const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
   if (destination % 128) emulator::fail("a misaligned box");
   if (static_cast<int64_t>(first.size()) != m.rank) emulator::fail("coordinates that do not fit the map");
   int rows = 1;
   for (int d = 1; d < m.rank; ++d) rows *= static_cast<int>(m.box[d]);
-  emulator::copy_later(to, barrier, rows * 128, [=, &to] {
+  const int line = static_cast<int>(m.box[0] * m.element_bytes);
+  emulator::copy_later(to, barrier, rows * line, [=, &to] {
     for (int i = 0; i < rows; ++i) {
       int64_t at[5] = {first[0]}, rest = i;
       for (int d = 1; d < m.rank; ++d) {
         at[d] = first[d] + rest % m.box[d];
         rest /= m.box[d];
       }
-      land_row(to, m, destination + i * 128, at);
+      land_row(to, m, destination + i * line, at);
     }
   });
 }
