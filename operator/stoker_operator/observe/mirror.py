@@ -78,6 +78,11 @@ class _Shelf:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: list[asyncio.Task[None]] = field(default_factory=list)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether it was listed, and every watch goes on."""
+        return bool(self.watches) and not any(task.done() for task in self.watches)
+
     def put(self, item: Object) -> bool:
         """Take an object over, unless a newer version of it is known; whether it is another one to who reads it."""
         meta = item["metadata"]
@@ -286,8 +291,10 @@ class Mirror(Cluster):
     async def _followed(self, kind: Kind) -> _Shelf:
         """The kind's objects, with watches running. Raises ApiError when they cannot be listed."""
         shelf = self._shelves.setdefault(kind.kind, _Shelf())
+        if shelf.is_followed:
+            return shelf
         async with shelf.lock:
-            if not shelf.watches or any(task.done() for task in shelf.watches):
+            if not shelf.is_followed:
                 for task in shelf.watches:
                     task.cancel()
                 shelf.watches = []
