@@ -1,7 +1,8 @@
 """The services and their children as watches tell of them, so that a reconcile reads them from memory.
 
 A kind is listed once, when it is first asked for, and followed by a watch from there on. What was written comes back
-with the answer to the write and is taken over at once, so nobody reads an older state than he wrote.
+with the answer to the write and is taken over at once, so nobody reads an older state than he wrote. Events of an
+object wait while it is written: what a write did is no news to who wrote it, though a watch tells of it first.
 Invariants: an object is never replaced by an older version of itself, and one that was deleted does not come back with
 a late answer; a watch that broke goes on where it was, and lists again when the API server has forgotten that place; a
 watch that ended for good is begun anew by the next reader. Objects are kept packed, a hundredth of what they are
@@ -13,6 +14,7 @@ Knows nothing of what the objects mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +69,8 @@ class _Shelf:
     """The objects of one kind, by (namespace, name); `named` are the names by (namespace, service).
 
     `pattern` is the text of the first object, by which all are packed. `deleted` are the versions at
-    which objects went, by uid: an object that lost its label went too, and may come back.
+    which objects went, by uid: an object that lost its label went too, and may come back. `writing` counts the writes
+    under way of an object, `held` are the events that wait for their end.
     """
 
     entries: dict[Place, _Entry] = field(default_factory=dict)
@@ -75,6 +78,8 @@ class _Shelf:
     named: dict[Place, set[str]] = field(default_factory=dict)
     inside: dict[str, set[str]] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
+    writing: dict[Place, int] = field(default_factory=dict)
+    held: dict[Place, list[tuple[str, Object]]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -138,6 +143,13 @@ class _Shelf:
         known = self.entries.get(place)
         if known is not None and known.uid == meta["uid"] and known.version <= int(version):
             self._forget(place, known)
+
+    def holds(self, event: str, item: Object) -> bool:
+        """Whether an event waits, since its object is being written."""
+        place = (item["metadata"]["namespace"], item["metadata"]["name"])
+        if place in self.writing:
+            self.held.setdefault(place, []).append((event, item))
+        return place in self.writing
 
     def forget_all(self) -> None:
         """Know nothing any more."""
@@ -260,21 +272,28 @@ class Mirror(Cluster):
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
         """As Cluster's; what came of it is read from then on."""
-        return self.take_over(kind, await super().apply(kind, manifest, subresource, manager))
+        meta = manifest["metadata"]
+        async with self._written(kind, (meta.get("namespace", ""), meta["name"])):
+            return self.take_over(kind, await super().apply(kind, manifest, subresource, manager))
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
         """As Cluster's; what came of it is read from then on."""
-        return self.take_over(kind, await super().merge(kind, namespace, name, patch))
+        async with self._written(kind, (namespace, name)):
+            return self.take_over(kind, await super().merge(kind, namespace, name, patch))
 
     def take_over(self, kind: Kind, item: Object) -> Object:
         """Read an object that somebody was given from now on, where its kind is followed and it is news."""
-        self.learn(kind, item)
+        shelf = self._shelves.get(kind.kind)
+        if shelf is not None:
+            shelf.put(item)
         return item
 
     def learn(self, kind: Kind, item: Object) -> bool:
-        """As `take_over`; whether it was news, as all is of a kind that is not followed."""
+        """As `take_over`, of an object that an event tells of; whether it was news, as all is of a kind that is not
+        followed. Where it waits for a write, those are told whom the mirror tells.
+        """
         shelf = self._shelves.get(kind.kind)
-        return shelf is None or shelf.put(item)
+        return shelf is None or (not shelf.holds("MODIFIED", item) and shelf.put(item))
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
         """As Cluster's; from then on the object is seen as one that is being deleted."""
@@ -354,7 +373,26 @@ class Mirror(Cluster):
         if told is not None:
             await told(meta)
 
+    @contextlib.asynccontextmanager
+    async def _written(self, kind: Kind, place: Place) -> AsyncIterator[None]:
+        """While an object is written: events of it wait until the answer is known."""
+        shelf = self._shelves.get(kind.kind)
+        if shelf is None:
+            yield
+            return
+        shelf.writing[place] = shelf.writing.get(place, 0) + 1
+        try:
+            yield
+        finally:
+            shelf.writing[place] -= 1
+            if not shelf.writing[place]:
+                del shelf.writing[place]
+                for event, item in shelf.held.pop(place, ()):
+                    await self._take(kind, shelf, event, item)
+
     async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
+        if shelf.holds(event, item):
+            return
         if event == "DELETED":
             shelf.remove(item["metadata"], item["metadata"]["resourceVersion"])
         elif not shelf.put(item):
