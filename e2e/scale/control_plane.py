@@ -21,8 +21,8 @@ from e2e.cluster.binaries import ensure
 from e2e.scale.services import NAMESPACES
 
 ROOT = Path(__file__).resolve().parents[2]
-# Go's collector may take what thousands of pods need; the tests' control planes have a gibibyte.
-_MEMORY = "6GiB"
+# Go's collector may take what thousands of pods need, and works the less; the tests' control planes have a gibibyte.
+_MEMORY, _GROWTH_PERCENT = "6GiB", "800"
 _QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-job-syncs=20")
 
 
@@ -32,6 +32,7 @@ def control_plane(controllers: Sequence[str], keep: Path | None = None) -> Itera
     goes with the block.
     """
     os.environ.setdefault("GOMEMLIMIT", _MEMORY)
+    os.environ.setdefault("GOGC", _GROWTH_PERCENT)
     # Else whoever is told to end (`timeout`, a build server) leaves all of it behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:

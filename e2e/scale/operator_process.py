@@ -36,6 +36,7 @@ class Sample:
     waiting: float
     server: float
     leads: bool = False
+    filled: bool = False
     durations: Mapping[float, float] = field(default_factory=dict)
 
     def quantile(self, share: float, before: Sample) -> float:
@@ -98,6 +99,7 @@ class Operator:
             total("stoker_queue_length"),
             cpu_seconds(self._server),
             bool(total("stoker_leader")),
+            bool(total("stoker_filled")),
             {float(s.labels["le"]): s.value for s in found if s.name == "stoker_reconcile_seconds_bucket"},
         )
 

@@ -9,6 +9,7 @@ RECONCILE_SECONDS = Histogram("stoker_reconcile_seconds", "Duration of a reconci
 ACTIONS = Counter("stoker_actions", "Actions carried out, by verb and kind.", ["verb", "kind"])
 QUEUE_LENGTH = Gauge("stoker_queue_length", "Services that wait for a reconcile now.")
 METRICS_API = Gauge("stoker_metrics_api_registered", "1 while the built-in custom metrics API is the cluster's.")
+FILLED = Gauge("stoker_filled", "1 once all that a reconcile reads is listed and watched, leading or not.")
 LEADER = Gauge("stoker_leader", "1 on the replica that leads.")
 API_REQUESTS = Counter("stoker_api_requests", "Requests to the API server.", ["verb", "kind", "code"])
 WATCH_ERRORS = Counter("stoker_watch_errors", "Watches that the API server ended with an error.", ["kind", "code"])

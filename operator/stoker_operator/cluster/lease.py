@@ -2,8 +2,8 @@
 
 Invariants: timestamps are UTC with microseconds, as the API wants them; whether a lease has expired is
 judged by how long *this* process saw it unchanged, so clocks need not agree; a leader that cannot renew
-within the lease's duration stops leading before another may start; one that fell silent is replaced within a sixth of
-that duration more; a lease is released on an orderly exit, so fail-over then takes half a period.
+within the lease's duration stops leading before another may start; one that fell silent is replaced within a seventh of
+that duration more; a lease is released on an orderly exit, so fail-over then takes a fifteenth.
 Knows nothing of what the leader does.
 """
 
@@ -41,7 +41,7 @@ class Lease:
             if not waited:
                 log.info("waiting for lease %s/%s", self._namespace, self._name)
                 waited = True
-            await asyncio.sleep(self._period / 2)
+            await asyncio.sleep(self._period / 5)
         log.info("leading: %s holds lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:

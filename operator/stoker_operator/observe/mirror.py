@@ -1,175 +1,34 @@
 """The services and their children as watches tell of them, so that a reconcile reads them from memory.
 
 A kind is listed once, when it is first asked for, and followed by a watch from there on. What was written comes back
-with the answer to the write and is taken over at once, so nobody reads an older state than he wrote.
-Invariants: an object is never replaced by an older version of itself, and one that was deleted does not come back with
-a late answer; a watch that broke goes on where it was, and lists again when the API server has forgotten that place; a
-watch that ended for good is begun anew by the next reader. Objects are kept packed, a hundredth of what they are
-parsed to, and every reader gets his own; who wrote which of their fields, and all else that nobody asks of a kind, is
-left out. A change is told if it is one to readers: where all that is kept stayed as it was, nobody is.
+with the answer to the write and is taken over at once, so nobody reads an older state than he wrote. Events of an
+object wait while it is written: what a write did is no news to who wrote it, though a watch tells of it first.
+Invariants: what shelf.py says of objects; a watch that broke goes on where it was, and lists again when the API server
+has forgotten that place; a watch that ended for good is begun anew by the next reader. A change is told if it is one to
+readers: where all that is kept of an object stayed as it was, nobody is.
 Knows nothing of what the objects mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import orjson
+from typing import Any
 
 from stoker_operator import metrics
 from stoker_operator.cluster.api import ApiError, Cluster, Object
-from stoker_operator.cluster.kinds import (
-    CLAIM,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    INFERENCE_SERVICE,
-    LEADER_WORKER_SET,
-    REPLICA_SET,
-    Kind,
-)
-from stoker_operator.manifests.cache import services_of
+from stoker_operator.cluster.kinds import INFERENCE_SERVICE, Kind
 from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, OURS
+from stoker_operator.observe.shelf import Packed, Place, Shelf
 
 log = logging.getLogger("stoker.operator")
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
-_MOST_TOMBSTONES = 10_000
 # After so many objects, some milliseconds of work, whoever goes through all of a kind lets everybody else have a turn.
 _A_TURN = 32
-# Whether a field is still as we applied it is asked of these alone; it is half of every object.
-_FIELDS_ASKED = (DEPLOYMENT.kind, LEADER_WORKER_SET.kind, CLAIM.kind)
-# What nobody asks: of a ReplicaSet only which revision it is, of a budget only what was applied.
-_UNASKED = {REPLICA_SET.kind: ("spec", "status"), DISRUPTION_BUDGET.kind: ("status",)}
-# Raw deflate at its quickest, with a window of 16 KiB: what objects of one kind have in common lies in the first one.
-_LEVEL, _WINDOW, _MEMORY = 1, -14, 7
-Place = tuple[str, str]
-K = TypeVar("K")
 Changed = Callable[[Mapping[str, Any]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """`services` are the names of those that the object concerns; the version stands here alone."""
-
-    uid: str
-    version: int
-    services: tuple[str, ...]
-    packed: bytes
-
-
-@dataclass(slots=True)
-class _Shelf:
-    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, service).
-
-    `pattern` is the text of the first object, by which all are packed. `deleted` are the versions at
-    which objects went, by uid: an object that lost its label went too, and may come back.
-    """
-
-    entries: dict[Place, _Entry] = field(default_factory=dict)
-    pattern: bytes = b""
-    named: dict[Place, set[str]] = field(default_factory=dict)
-    inside: dict[str, set[str]] = field(default_factory=dict)
-    deleted: dict[str, int] = field(default_factory=dict)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    watches: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def put(self, item: Object) -> bool:
-        """Take an object over, unless a newer version of it is known; whether it is another one to who reads it."""
-        meta = item["metadata"]
-        place, version = (meta["namespace"], meta["name"]), int(meta["resourceVersion"])
-        known = self.entries.get(place)
-        if self.deleted.get(meta["uid"], -1) >= version or (known is not None and known.version >= version):
-            return False
-        packed = self._pack(item)
-        if known is not None and known.uid == meta["uid"] and known.packed == packed:
-            self.entries[place] = _Entry(known.uid, version, known.services, packed)
-            return False
-        if known is not None:
-            self._forget(place, known)
-        entry = _Entry(meta["uid"], version, tuple(sorted(services_of(meta))) or ("",), packed)
-        self.entries[place] = entry
-        for service in entry.services:
-            self.named.setdefault((place[0], service), set()).add(place[1])
-        self.inside.setdefault(place[0], set()).add(place[1])
-        return True
-
-    def read(self, place: Place) -> Object:
-        """An object that is there, for one reader."""
-        return self.unpack(self.entries[place])
-
-    def unpack(self, entry: _Entry) -> Object:
-        """An object as it was, for one reader."""
-        found: Object = orjson.loads(zlib.decompressobj(_WINDOW, zdict=self.pattern).decompress(entry.packed))
-        found["metadata"]["resourceVersion"] = str(entry.version)
-        return found
-
-    def being_deleted(self, place: Place) -> None:
-        """Let an object that is there be seen as one that goes."""
-        known, item = self.entries[place], self.read(place)
-        item["metadata"].setdefault("deletionTimestamp", "now")
-        self.entries[place] = _Entry(known.uid, known.version, known.services, self._pack(item))
-
-    def _pack(self, item: Object) -> bytes:
-        left_out = {"resourceVersion"} if item["kind"] in _FIELDS_ASKED else {"resourceVersion", "managedFields"}
-        kept = {key: value for key, value in item.items() if key not in _UNASKED.get(item["kind"], ())}
-        kept["metadata"] = {key: value for key, value in item["metadata"].items() if key not in left_out}
-        # Sorted, since the answer to a write and a watch need not have one order.
-        text = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-        self.pattern = self.pattern or text
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW, _MEMORY, zdict=self.pattern)
-        return packer.compress(text) + packer.flush()
-
-    def remove(self, meta: Mapping[str, Any], version: str) -> None:
-        """Take an object out, and remember that it is gone since `version`; one that came back since stays."""
-        place = (meta["namespace"], meta["name"])
-        self.deleted[meta["uid"]] = int(version)
-        while len(self.deleted) > _MOST_TOMBSTONES:
-            del self.deleted[next(iter(self.deleted))]
-        known = self.entries.get(place)
-        if known is not None and known.uid == meta["uid"] and known.version <= int(version):
-            self._forget(place, known)
-
-    def forget_all(self) -> None:
-        """Know nothing any more."""
-        for part in (self.entries, self.named, self.inside, self.deleted):
-            part.clear()
-
-    def _forget(self, place: Place, entry: _Entry) -> None:
-        del self.entries[place]
-        for service in entry.services:
-            _drop(self.named, (place[0], service), place[1])
-        _drop(self.inside, place[0], place[1])
-
-
-def _drop(index: dict[K, set[str]], key: K, name: str) -> None:
-    """Take a name out of an index, and its set with the last one: services come and go for years."""
-    index[key].discard(name)
-    if not index[key]:
-        del index[key]
-
-
-class _Packed(Mapping[str, Object]):
-    """Objects by name as they were at one moment, each unpacked when it is asked for."""
-
-    def __init__(self, shelf: _Shelf, entries: Mapping[str, _Entry]) -> None:
-        self._shelf, self._entries = shelf, entries
-
-    def __getitem__(self, name: str) -> Object:
-        return self._shelf.unpack(self._entries[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
 
 
 class Mirror(Cluster):
@@ -186,7 +45,7 @@ class Mirror(Cluster):
         self._share(cluster)
         self._namespaces = tuple(namespaces) or ("",)
         self._changed, self._service_changed = changed, service_changed
-        self._shelves: dict[str, _Shelf] = {}
+        self._shelves: dict[str, Shelf] = {}
         self._listing = asyncio.Lock()
 
     async def stop(self) -> None:
@@ -226,9 +85,9 @@ class Mirror(Cluster):
     async def by_name(self, kind: Kind, namespace: str) -> Mapping[str, Object]:
         """As Cluster's, from memory; each is unpacked when it is asked for, for of many few are."""
         shelf = await self._followed(kind)
-        return _Packed(shelf, {name: shelf.entries[namespace, name] for name in shelf.inside.get(namespace, ())})
+        return Packed(shelf, {name: shelf.entries[namespace, name] for name in shelf.inside.get(namespace, ())})
 
-    def _of(self, shelf: _Shelf, namespace: str, instance: str) -> list[Object]:
+    def _of(self, shelf: Shelf, namespace: str, instance: str) -> list[Object]:
         """The objects that carry the label of an instance, "": all of the namespace."""
         if not instance:
             return [shelf.read((namespace, name)) for name in sorted(shelf.inside.get(namespace, ()))]
@@ -255,21 +114,28 @@ class Mirror(Cluster):
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
         """As Cluster's; what came of it is read from then on."""
-        return self.take_over(kind, await super().apply(kind, manifest, subresource, manager))
+        meta = manifest["metadata"]
+        async with self._written(kind, (meta.get("namespace", ""), meta["name"])):
+            return self.take_over(kind, await super().apply(kind, manifest, subresource, manager))
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
         """As Cluster's; what came of it is read from then on."""
-        return self.take_over(kind, await super().merge(kind, namespace, name, patch))
+        async with self._written(kind, (namespace, name)):
+            return self.take_over(kind, await super().merge(kind, namespace, name, patch))
 
     def take_over(self, kind: Kind, item: Object) -> Object:
         """Read an object that somebody was given from now on, where its kind is followed and it is news."""
-        self.learn(kind, item)
+        shelf = self._shelves.get(kind.kind)
+        if shelf is not None:
+            shelf.put(item)
         return item
 
     def learn(self, kind: Kind, item: Object) -> bool:
-        """As `take_over`; whether it was news, as all is of a kind that is not followed."""
+        """As `take_over`, of an object that an event tells of; whether it was news, as all is of a kind that is not
+        followed. Where it waits for a write, those are told whom the mirror tells.
+        """
         shelf = self._shelves.get(kind.kind)
-        return shelf is None or shelf.put(item)
+        return shelf is None or (not shelf.holds("MODIFIED", item) and shelf.put(item))
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, foreground: bool = False) -> None:
         """As Cluster's; from then on the object is seen as one that is being deleted."""
@@ -283,11 +149,13 @@ class Mirror(Cluster):
         """Have a kind listed and watched before anybody asks for it. Raises ApiError."""
         await self._followed(kind)
 
-    async def _followed(self, kind: Kind) -> _Shelf:
+    async def _followed(self, kind: Kind) -> Shelf:
         """The kind's objects, with watches running. Raises ApiError when they cannot be listed."""
-        shelf = self._shelves.setdefault(kind.kind, _Shelf())
+        shelf = self._shelves.setdefault(kind.kind, Shelf())
+        if shelf.is_followed:
+            return shelf
         async with shelf.lock:
-            if not shelf.watches or any(task.done() for task in shelf.watches):
+            if not shelf.is_followed:
                 for task in shelf.watches:
                     task.cancel()
                 shelf.watches = []
@@ -295,7 +163,7 @@ class Mirror(Cluster):
                 shelf.watches = [asyncio.create_task(self._follow(kind, shelf, *start)) for start in starts]
         return shelf
 
-    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str, since: str = "0") -> str:
+    async def _relist(self, kind: Kind, shelf: Shelf, namespace: str, since: str = "0") -> str:
         """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told.
 
         `since` is how far a watch had come: an API server that has not come so far was set back to an earlier state.
@@ -322,7 +190,7 @@ class Mirror(Cluster):
             await self._tell(kind, meta)
         return version
 
-    async def _follow(self, kind: Kind, shelf: _Shelf, namespace: str, since: str) -> None:
+    async def _follow(self, kind: Kind, shelf: Shelf, namespace: str, since: str) -> None:
         """Follow one watch after the other until cancelled."""
         backoff, lost = FIRST_BACKOFF_SECONDS, False
         while True:
@@ -347,7 +215,26 @@ class Mirror(Cluster):
         if told is not None:
             await told(meta)
 
-    async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
+    @contextlib.asynccontextmanager
+    async def _written(self, kind: Kind, place: Place) -> AsyncIterator[None]:
+        """While an object is written: events of it wait until the answer is known."""
+        shelf = self._shelves.get(kind.kind)
+        if shelf is None:
+            yield
+            return
+        shelf.writing[place] = shelf.writing.get(place, 0) + 1
+        try:
+            yield
+        finally:
+            shelf.writing[place] -= 1
+            if not shelf.writing[place]:
+                del shelf.writing[place]
+                for event, item in shelf.held.pop(place, ()):
+                    await self._take(kind, shelf, event, item)
+
+    async def _take(self, kind: Kind, shelf: Shelf, event: str, item: Object) -> None:
+        if shelf.holds(event, item):
+            return
         if event == "DELETED":
             shelf.remove(item["metadata"], item["metadata"]["resourceVersion"])
         elif not shelf.put(item):

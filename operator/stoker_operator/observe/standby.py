@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from stoker_operator import metrics
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import ENDPOINT_SLICE
@@ -67,6 +68,7 @@ class Standby:
             try:
                 for kind in (kinds.INFERENCE_SERVICE, *await kinds_read(self.mirror, self._without), kinds.CLAIM):
                     await self.mirror.follow(kind)
+                metrics.FILLED.set(1)
                 return
             except ApiError as error:
                 log.warning("listing: %s", error)

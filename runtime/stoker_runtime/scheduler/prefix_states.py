@@ -44,10 +44,12 @@ class PrefixStates:
         if covered:
             draft.state_loads.append((self.snapshots.use(sequence.keys[covered - 1]), sequence.slot))
         whole = (len(sequence.tokens) - 1) // self._size
-        least = covered * self._size + max(self._least, 1)
-        ends = {each * self._size for each in (min(cached, whole), whole)}
-        sequence.marks = tuple(sorted(each for each in ends if each >= least))
-        sequence.saved = None
+        marks, last = [], covered * self._size
+        for end in (min(cached, whole) * self._size, whole * self._size):
+            if end - last >= max(self._least, 1):
+                marks.append(end)
+                last = end
+        sequence.marks, sequence.saved = tuple(marks), None
 
     def reach(self, sequence: Sequence, stop: int) -> int:
         """Where a chunk that may run to position `stop` ends."""

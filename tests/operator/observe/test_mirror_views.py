@@ -19,6 +19,7 @@ from stoker_operator.observe.mirror import Mirror
 Object = dict[str, Any]
 NAMES = ("elm", "oak", "fir", "ash")
 KINDS = (kinds.CLAIM, kinds.SERVICE, kinds.REPLICA_SET, kinds.DISRUPTION_BUDGET, kinds.POD)
+UNREAD = {"ReplicaSet": ("status",), "PodDisruptionBudget": ("status",)}
 INSTANCE = "app.kubernetes.io/instance"
 # (name, services by annotation, by owner, by label, a value in the spec, one in the status, whose field it is)
 SAYS = st.tuples(
@@ -41,8 +42,8 @@ def item(kind: Kind, says: Any, version: int) -> Object:
     meta |= {"labels": labels, "managedFields": [{"manager": f"m{field}"}]}
     meta["annotations"] = {f"user.stoker.dev/{user}": f"uid-{user} 0" for user in sorted(users)}
     meta["ownerReferences"] = [{"kind": "InferenceService", "name": name, "uid": "u"} for name in sorted(owners)]
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"a": spec},
-            "status": {"b": status}}  # fmt: skip
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta,
+            "spec": {"a": spec, "template": {"c": status}}, "status": {"b": status}}  # fmt: skip
 
 
 class Plain(Cluster):
@@ -87,8 +88,8 @@ def seen(kind: Kind, each: Object | None) -> Any:
     meta = {key: value for key, value in each["metadata"].items() if key != "resourceVersion"}
     if kind is not kinds.CLAIM:
         meta.pop("managedFields", None)
-    unread = {"ReplicaSet": ("spec", "status"), "PodDisruptionBudget": ("status",)}.get(kind.kind, ())
-    return {key: value for key, value in each.items() if key not in unread} | {"metadata": meta}
+    found = {key: value for key, value in each.items() if key not in UNREAD.get(kind.kind, ())} | {"metadata": meta}
+    return found | {"spec": {"a": each["spec"]["a"]}} if kind is kinds.REPLICA_SET else found
 
 
 async def walk(kind: Kind, steps: list[Any]) -> None:

@@ -92,3 +92,4 @@ async def test_what_failed_once(history: Iterable[Step]) -> None:
     for what, n, gap in history:
         await life.step(what, n, gap)
     await life.end()
+    assert life.world.spared, "the operator looked again after every write"

@@ -64,6 +64,9 @@ def test_few_tokens_are_not_worth_a_step() -> None:
     assert chunks(run(device, prompt(31, 9))) == [(0, 8), (8, 1)]
     # Four more than were there.
     assert chunks(run(device, prompt(31, 14))) == [(8, 6)]
+    # Where two prompts part, and four tokens on.
+    run(device, (*prompt(61, 9), *prompt(80, 4)))
+    assert chunks(run(device, (*prompt(61, 9), *prompt(90, 4)))) == [(0, 8), (8, 5)]
 
 
 def test_chunks_end_where_pages_do() -> None:
