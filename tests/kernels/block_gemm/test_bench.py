@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from stoker_kernels.block_gemm import bench, decoded, plane_choose, sm90_few, sm90_rows
+from stoker_kernels.block_gemm import bench, decoded, plane_choose, sm90_few, sm90_rows, sm90_wide, wide_bench
 from stoker_kernels.launch import dispatch, pdl
 
 
@@ -43,4 +44,34 @@ def test_a_layer_is_timed_by_every_choice_and_by_bf16(sweep: bool, monkeypatch: 
     assert wanted <= hows if sweep else not wanted & hows
     assert len(set(seen)) == (1 + 1 + 1 + 2 + 2 + 3 + 4 if sweep else 1)
     assert before == choices()
+    assert not pdl._enabled
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_wide_products_are_timed_beside_what_they_replace(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each weight by the op without them and in BF16, gate and up with their activation too; every tile and split."""
+    dispatch.ops()
+    asked: list[tuple[bool, object, int]] = []
+
+    def multiply(gated: bool, *_: object, tile: object, split: int) -> None:
+        asked.append((gated, tile, split))
+
+    def run_once(run: Callable[[int], None], rounds: int = 1) -> float:
+        assert plane_choose.WIDE_TO > 0
+        run(random.randint(0, 5))
+        return 1.0 + len(asked)
+
+    monkeypatch.setattr(wide_bench, "timed", run_once)
+    monkeypatch.setattr(wide_bench, "CHAIN", ((512, 256), (256, 256), (1024, 256), (256, 512)))
+    monkeypatch.setattr(wide_bench, "COLD_BYTES", 1e5)
+    monkeypatch.setattr(sm90_wide, "linear", functools.partial(multiply, False))
+    monkeypatch.setattr(sm90_wide, "silu_mul", functools.partial(multiply, True))
+    tokens = [random.randint(33, 64), random.randint(65, 90)]
+    found = list(wide_bench.rows_of(torch.device("cpu"), ["Q4_K", "Q6_K"], tokens, tiles))
+    ways = 3 + (len(sm90_wide.TILES) * (1 + sm90_wide.MAX_SPLIT) if tiles else 0)
+    assert len(found) == ways * len(tokens) * 2 * 5
+    assert {row.how for row in found} >= {"BF16", "otherwise", "wide", "SwiGLU, BF16", "SwiGLU, otherwise"}
+    assert all(row.bf16_us is not None and row.limit_us > 0 for row in found)
+    assert len(asked) == (ways - 2) * len(tokens) * 2 * 5
+    assert (True, None, 0) in asked
     assert not pdl._enabled
