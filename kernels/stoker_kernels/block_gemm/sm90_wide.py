@@ -60,7 +60,7 @@ class WideTile:
     """One compiled kernel of a format: `tokens` tokens and `rows` rows of the weight a CTA, one of an SM.
 
     `groups` warpgroups multiply. `half_us`: what half a step of columns takes where every SM is busy. `pairs`: where no
-    columns are shared, two CTAs of neighbouring rows share x.
+    columns are shared, two CTAs of neighbouring rows may share x.
     """
 
     tokens: int
@@ -71,7 +71,7 @@ class WideTile:
 
     def cluster(self, split: int) -> int:
         """CTAs of a cluster."""
-        return split if split > 1 else 2 if self.pairs else 1
+        return split if split > 1 else 2 if self.pairs and SHARES_X else 1
 
     @property
     def threads(self) -> int:
@@ -112,6 +112,9 @@ TILES = (
     WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75),
     WideTile(256, 128, 2, 1.45, True),
 )  # fmt: skip
+# What a GPU has measured: neither the tile of 192 rows, nor ranges, nor pairs that share x, so they are not chosen.
+# `wide_bench --tiles` times them.
+CHOSEN, CHOOSES_RANGES, SHARES_X = (TILES[0], *TILES[2:]), False, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,8 @@ def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, res
 
 def choice_for(tokens: int, rows: int, halves: int, residents: Residents) -> tuple[WideTile, int]:
     """The kernel, and how many CTAs share the columns, or RANGES: what takes least."""
-    choices = [(tile, split) for tile in TILES for split in (*range(1, min(MAX_SPLIT, halves) + 1), RANGES)]
+    splits = (*range(1, min(MAX_SPLIT, halves) + 1), *((RANGES,) if CHOOSES_RANGES else ()))
+    choices = [(tile, split) for tile in CHOSEN for split in splits]
 
     def cost(choice: tuple[WideTile, int]) -> float:
         tile, split = choice
@@ -217,8 +221,8 @@ def _multiply(
         tile, split = _choice(tokens, count * (2 if gated else 1), 2 * piece.columns // STEP, piece.format, device)
     half, halves = tile.rows // 2, 2 * piece.columns // STEP
     split = min(split, halves)
-    cluster, clusters = tile.cluster(split), _clusters(tile, split, piece.format, device)
-    pair = int(split <= 1 and tile.pairs)
+    cluster, clusters = tile.cluster(split), _clusters(tile, tile.cluster(split), piece.format, device)
+    pair = int(split <= 1 and cluster == 2)
     tiles = -(-count // ((half if gated else tile.rows) << pair)) * -(-len(x) // tile.tokens)
     if split == RANGES:
         clusters = min(clusters, tiles * halves)
@@ -251,9 +255,8 @@ def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
 
 
 @functools.cache
-def _clusters(tile: WideTile, split: int, name: str, device: torch.device) -> int:
-    """Clusters that the device holds at once."""
-    size = tile.cluster(split)
+def _clusters(tile: WideTile, size: int, name: str, device: torch.device) -> int:
+    """Clusters of so many CTAs that the device holds at once."""
     if size == 1:
         return sm_count(device)
     return cuda.resident_clusters(_kernel(tile, name, device), size, tile.shared_bytes(name))
@@ -261,7 +264,10 @@ def _clusters(tile: WideTile, split: int, name: str, device: torch.device) -> in
 
 @functools.cache
 def _choice(tokens: int, rows: int, halves: int, name: str, device: torch.device) -> tuple[WideTile, int]:
-    return choice_for(tokens, rows, halves, lambda tile, split: _clusters(tile, split, name, device))
+    def residents(tile: WideTile, split: int) -> int:
+        return _clusters(tile, tile.cluster(split), name, device)
+
+    return choice_for(tokens, rows, halves, residents)
 
 
 def _plane_maps(spans: tuple[Span, Span], tile: WideTile) -> ctypes.Array[ctypes.c_char]:
