@@ -74,6 +74,11 @@ class WideTile:
         return split if split > 1 else 2 if self.pairs and SHARES_X else 1
 
     @property
+    def wants_ranges(self) -> bool:
+        """Whether its tiles seldom fill whole waves."""
+        return self.groups == 3
+
+    @property
     def threads(self) -> int:
         """Of a CTA."""
         return 128 * (self.groups + 1)
@@ -112,9 +117,9 @@ TILES = (
     WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75),
     WideTile(256, 128, 2, 1.45, True),
 )  # fmt: skip
-# What a GPU has measured: neither the tile of 192 rows, nor ranges, nor pairs that share x, so they are not chosen.
-# `wide_bench --tiles` times them.
-CHOSEN, CHOOSES_RANGES, SHARES_X = (TILES[0], *TILES[2:]), False, False
+# What is chosen, by what a step of Llama-3.1-8B took on an H200: up to 128 tokens ranges too, and tiles of 192 rows;
+# beyond them whole tiles and clusters alone, without pairs (256 tokens: 9.6 ms, and 10.1 with all of it).
+RANGES_TO, SHARES_X = 128, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +189,9 @@ def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, res
 
 def choice_for(tokens: int, rows: int, halves: int, residents: Residents) -> tuple[WideTile, int]:
     """The kernel, and how many CTAs share the columns, or RANGES: what takes least."""
-    splits = (*range(1, min(MAX_SPLIT, halves) + 1), *((RANGES,) if CHOOSES_RANGES else ()))
-    choices = [(tile, split) for tile in CHOSEN for split in splits]
+    few = tokens <= RANGES_TO
+    splits = (*range(1, min(MAX_SPLIT, halves) + 1), *((RANGES,) if few else ()))
+    choices = [(tile, split) for tile in TILES if few or not tile.wants_ranges for split in splits]
 
     def cost(choice: tuple[WideTile, int]) -> float:
         tile, split = choice
@@ -239,7 +245,7 @@ def _multiply(
         max(1, split), pair, gated, count, (ctypes.c_int * 2)(*begins),
     )  # fmt: skip
     maps = [cuda.tensor_map(x, tile.tokens >> pair), _plane_maps(spans, tile)]
-    chosen = _kernel(tile, piece.format, device)
+    chosen = _kernel(tile, piece.format, device, pairs=pair == 1)
     cuda.launch(chosen, clusters * cluster, [*maps, arguments], device, pdl=pdl_on(device), cluster=cluster)
 
 
@@ -249,8 +255,8 @@ def _done(device: torch.device) -> Tensor:
     return torch.zeros(MOST_CTAS, dtype=torch.int32, device=device)
 
 
-def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
-    entry = f"{STEM}_{name.lower()}_m{tile.tokens}_r{tile.rows}"
+def _kernel(tile: WideTile, name: str, device: torch.device, *, pairs: bool = False) -> cuda.Kernel:
+    entry = f"{STEM}_{name.lower()}_m{tile.tokens}_r{tile.rows}{'_pairs' if pairs else ''}"
     return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), tile.threads, device.index or 0)
 
 

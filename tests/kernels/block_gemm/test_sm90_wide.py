@@ -85,24 +85,20 @@ def test_ranges_share_tiles(machine: WideBlockMachine) -> None:
             product(machine, random.choice(sm90_wide.FORMATS), tile, tokens, rows, 512, split=sm90_wide.RANGES)
 
 
-@pytest.mark.parametrize("ranges", [False, True])
-def test_the_choice_fills_the_device(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 132 SMs: few tiles are shared, and no choice takes more than whole tiles do."""
-
-    monkeypatch.setattr(sm90_wide, "CHOOSES_RANGES", ranges)
-    monkeypatch.setattr(sm90_wide, "SHARES_X", ranges)
+def test_the_choice_fills_the_device() -> None:
+    """Of 132 SMs: few tiles are shared, and no choice takes more than whole tiles do; ranges up to 128 tokens."""
 
     def residents(tile: WideTile, split: int) -> int:
         return 132 // tile.cluster(split)
 
     assert sm90_wide.choice_for(128, 4096, 112, residents)[1] != 1
+    assert sm90_wide.choice_for(128, 28672, 32, residents)[1] == sm90_wide.RANGES
     for _ in range(200):
         tokens, rows, halves = random.randint(1, 1024), 4 * random.randint(1, 10000), random.randint(1, 120)
         tile, split = sm90_wide.choice_for(tokens, rows, halves, residents)
         chosen = sm90_wide.cost_us(tile, split, tokens, rows, halves, residents(tile, split))
-        assert tile in sm90_wide.CHOSEN
-        assert ranges or split >= 1
-        for other in sm90_wide.CHOSEN:
+        assert tokens <= sm90_wide.RANGES_TO or (split >= 1 and not tile.wants_ranges)
+        for other in (tile for tile in sm90_wide.TILES if not tile.wants_ranges):
             assert chosen <= sm90_wide.cost_us(other, 1, tokens, rows, halves, residents(other, 1))
 
 
