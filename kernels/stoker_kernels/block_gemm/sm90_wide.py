@@ -60,7 +60,7 @@ class WideTile:
     """One compiled kernel of a format: `tokens` tokens and `rows` rows of the weight a CTA, one of an SM.
 
     `groups` warpgroups multiply. `half_us`: what half a step of columns takes where every SM is busy. `pairs`: where no
-    columns are shared, two CTAs of neighbouring rows share x.
+    columns are shared, two CTAs of neighbouring rows may share x.
     """
 
     tokens: int
@@ -71,7 +71,12 @@ class WideTile:
 
     def cluster(self, split: int) -> int:
         """CTAs of a cluster."""
-        return split if split > 1 else 2 if self.pairs else 1
+        return split if split > 1 else 2 if self.pairs and SHARES_X else 1
+
+    @property
+    def wants_ranges(self) -> bool:
+        """Whether its tiles seldom fill whole waves."""
+        return self.groups == 3
 
     @property
     def threads(self) -> int:
@@ -112,6 +117,9 @@ TILES = (
     WideTile(64, 256, 4, 1.4), WideTile(128, 192, 3, 1.2), WideTile(128, 256, 2, 1.75),
     WideTile(256, 128, 2, 1.45, True),
 )  # fmt: skip
+# What is chosen, by what a step of Llama-3.1-8B took on an H200: up to 128 tokens ranges too, and tiles of 192 rows;
+# beyond them whole tiles and clusters alone, without pairs (256 tokens: 9.6 ms, and 10.1 with all of it).
+RANGES_TO, SHARES_X = 128, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +189,9 @@ def cost_us(tile: WideTile, split: int, tokens: int, rows: int, halves: int, res
 
 def choice_for(tokens: int, rows: int, halves: int, residents: Residents) -> tuple[WideTile, int]:
     """The kernel, and how many CTAs share the columns, or RANGES: what takes least."""
-    choices = [(tile, split) for tile in TILES for split in (*range(1, min(MAX_SPLIT, halves) + 1), RANGES)]
+    few = tokens <= RANGES_TO
+    splits = (*range(1, min(MAX_SPLIT, halves) + 1), *((RANGES,) if few else ()))
+    choices = [(tile, split) for tile in TILES if few or not tile.wants_ranges for split in splits]
 
     def cost(choice: tuple[WideTile, int]) -> float:
         tile, split = choice
@@ -217,8 +227,8 @@ def _multiply(
         tile, split = _choice(tokens, count * (2 if gated else 1), 2 * piece.columns // STEP, piece.format, device)
     half, halves = tile.rows // 2, 2 * piece.columns // STEP
     split = min(split, halves)
-    cluster, clusters = tile.cluster(split), _clusters(tile, split, piece.format, device)
-    pair = int(split <= 1 and tile.pairs)
+    cluster, clusters = tile.cluster(split), _clusters(tile, tile.cluster(split), piece.format, device)
+    pair = int(split <= 1 and cluster == 2)
     tiles = -(-count // ((half if gated else tile.rows) << pair)) * -(-len(x) // tile.tokens)
     if split == RANGES:
         clusters = min(clusters, tiles * halves)
@@ -235,7 +245,7 @@ def _multiply(
         max(1, split), pair, gated, count, (ctypes.c_int * 2)(*begins),
     )  # fmt: skip
     maps = [cuda.tensor_map(x, tile.tokens >> pair), _plane_maps(spans, tile)]
-    chosen = _kernel(tile, piece.format, device)
+    chosen = _kernel(tile, piece.format, device, pairs=pair == 1)
     cuda.launch(chosen, clusters * cluster, [*maps, arguments], device, pdl=pdl_on(device), cluster=cluster)
 
 
@@ -245,15 +255,14 @@ def _done(device: torch.device) -> Tensor:
     return torch.zeros(MOST_CTAS, dtype=torch.int32, device=device)
 
 
-def _kernel(tile: WideTile, name: str, device: torch.device) -> cuda.Kernel:
-    entry = f"{STEM}_{name.lower()}_m{tile.tokens}_r{tile.rows}"
+def _kernel(tile: WideTile, name: str, device: torch.device, *, pairs: bool = False) -> cuda.Kernel:
+    entry = f"{STEM}_{name.lower()}_m{tile.tokens}_r{tile.rows}{'_pairs' if pairs else ''}"
     return cuda.kernel(STEM, ARCH, entry, tile.shared_bytes(name), tile.threads, device.index or 0)
 
 
 @functools.cache
-def _clusters(tile: WideTile, split: int, name: str, device: torch.device) -> int:
-    """Clusters that the device holds at once."""
-    size = tile.cluster(split)
+def _clusters(tile: WideTile, size: int, name: str, device: torch.device) -> int:
+    """Clusters of so many CTAs that the device holds at once."""
     if size == 1:
         return sm_count(device)
     return cuda.resident_clusters(_kernel(tile, name, device), size, tile.shared_bytes(name))
@@ -261,7 +270,10 @@ def _clusters(tile: WideTile, split: int, name: str, device: torch.device) -> in
 
 @functools.cache
 def _choice(tokens: int, rows: int, halves: int, name: str, device: torch.device) -> tuple[WideTile, int]:
-    return choice_for(tokens, rows, halves, lambda tile, split: _clusters(tile, split, name, device))
+    def residents(tile: WideTile, split: int) -> int:
+        return _clusters(tile, tile.cluster(split), name, device)
+
+    return choice_for(tokens, rows, halves, residents)
 
 
 def _plane_maps(spans: tuple[Span, Span], tile: WideTile) -> ctypes.Array[ctypes.c_char]:

@@ -53,14 +53,17 @@ def check(device: torch.device, cases: int, draw: random.Random) -> list[str]:
         split = draw.choice([RANGES, 1, draw.randint(2, MAX_SPLIT)])
         piece, x = random_piece(name, n, k, device), torch.randn(m, k, device=device).bfloat16()
         out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
-        sm90_wide.linear(x, piece, None, out, tile=tile, split=split)
-        found, how = error(out, x, piece), f"{name}, {m} × {n} × {k}, {tile}, split {split}"
+        pairs = draw.random() < 0.5
+        with choosing(sm90_wide, "SHARES_X", pairs):
+            sm90_wide.linear(x, piece, None, out, tile=tile, split=split)
+        found, how = error(out, x, piece), f"{name}, {m} × {n} × {k}, {tile}, split {split}, {pairs=}"
         if not found < 4e-3:
             complaints.append(f"{how}: error {found:.2e}")
         spans = sm90_wide.gated_spans((piece,))
         assert spans is not None, "rows are multiples of eight"
         gated = torch.full((m, n // 2), float("nan"), dtype=torch.bfloat16, device=device)
-        sm90_wide.silu_mul(x, *spans, gated, tile=tile, split=split)
+        with choosing(sm90_wide, "SHARES_X", pairs):
+            sm90_wide.silu_mul(x, *spans, gated, tile=tile, split=split)
         gate, up = (x.double() @ decode_planes(piece).bfloat16().double().t()).chunk(2, dim=1)
         exact = torch.nn.functional.silu(gate) * up
         found = float((gated.double() - exact).norm() / exact.norm())
@@ -91,8 +94,12 @@ def ways(
             else:
                 block_linear(x, weight, out=out)
 
-    def wide(tile: WideTile | None, split: int, i: int) -> None:
+    def wide(tile: WideTile | None, split: int, i: int, *, pairs: bool = False) -> None:
         piece = pieces[i % len(pieces)]
+        if pairs:
+            with choosing(sm90_wide, "SHARES_X", True):
+                wide(tile, split, i)
+            return
         if not gated:
             sm90_wide.linear(x, piece, None, out, tile=tile, split=split)
             return
@@ -107,6 +114,9 @@ def ways(
         for split in (RANGES, *range(1, MAX_SPLIT + 1)):
             named = f"split {split}" if split else "ranges"
             yield f"wide {tile.tokens} × {tile.rows}, {named}", functools.partial(wide, tile, split)
+            if tile.pairs and split <= 1:
+                shared = functools.partial(wide, tile, split, pairs=True)
+                yield f"wide {tile.tokens} × {tile.rows}, {named}, x by pairs", shared
 
 
 def rows_of(device: torch.device, names: list[str], tokens: list[int], tiles: bool) -> Iterator[Row]:

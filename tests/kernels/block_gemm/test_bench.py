@@ -68,7 +68,7 @@ def test_wide_products_are_timed_beside_what_they_replace(tiles: bool, monkeypat
     monkeypatch.setattr(sm90_wide, "silu_mul", functools.partial(multiply, True))
     tokens = [random.randint(33, 64), random.randint(65, 90)]
     found = list(wide_bench.rows_of(torch.device("cpu"), ["Q4_K", "Q6_K"], tokens, tiles))
-    ways = 3 + (len(sm90_wide.TILES) * (1 + sm90_wide.MAX_SPLIT) if tiles else 0)
+    ways = 3 + (len(sm90_wide.TILES) * (1 + sm90_wide.MAX_SPLIT) + 2 if tiles else 0)
     assert len(found) == ways * len(tokens) * 2 * 5
     assert {row.how for row in found} >= {"BF16", "otherwise", "wide", "SwiGLU, BF16", "SwiGLU, otherwise"}
     assert all(row.bf16_us is not None and row.limit_us > 0 for row in found)

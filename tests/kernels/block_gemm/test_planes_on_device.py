@@ -148,10 +148,14 @@ def test_rows_decoded_in_cuda(name: str, device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sm90_wide.FORMATS)
-def test_many_tokens_decoded_within_the_product(name: str, device: torch.device) -> None:
+@pytest.mark.parametrize("pairs", [False, True])
+def test_many_tokens_decoded_within_the_product(
+    name: str, pairs: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows and tokens that fill no tile, by every tile and some splits, launched dependently; gate and up."""
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs sm_90")
+    monkeypatch.setattr(sm90_wide, "SHARES_X", pairs)
     rows, columns = 8 * random.randint(60, 700), 256 * random.randint(1, 17)
     data = mild_rows(name, rows, columns)
     piece = in_planes(name, data, columns, device)

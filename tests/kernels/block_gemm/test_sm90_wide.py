@@ -25,7 +25,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> WideBlockMachine:
+    """Of CTAs that share x in pairs, where a tile allows it."""
     machine = WideBlockMachine(library)
+    monkeypatch.setattr(sm90_wide, "SHARES_X", True)
     machine.install(monkeypatch)
     return machine
 
@@ -50,12 +52,20 @@ def product(
     assert out_space.isnan().all()
 
 
-@pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: str(tile.tokens))
+@pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: f"{tile.tokens}x{tile.rows}")
 @pytest.mark.parametrize("name", sm90_wide.FORMATS)
 def test_products_match_the_definition(machine: WideBlockMachine, name: str, tile: WideTile) -> None:
     """Rows and tokens that fill no tile, more tiles than SMs."""
     rows = 4 * random.randrange(tile.rows // 4, tile.rows // 2, 2) + 4
     product(machine, name, tile, random.randint(65, tile.tokens + 40), rows, 256 * random.randint(1, 3))
+
+
+@pytest.mark.parametrize("split", [sm90_wide.RANGES, 1, 2])
+def test_ctas_that_read_x_by_themselves(machine: WideBlockMachine, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sm90_wide, "SHARES_X", False)
+    for tile in (tile for tile in sm90_wide.TILES if tile.pairs):
+        name, rows = random.choice(sm90_wide.FORMATS), 4 * random.randint(40, 90)
+        product(machine, name, tile, random.randint(200, 300), rows, 512, split=split)
 
 
 def test_clusters_share_the_columns(machine: WideBlockMachine) -> None:
@@ -76,17 +86,19 @@ def test_ranges_share_tiles(machine: WideBlockMachine) -> None:
 
 
 def test_the_choice_fills_the_device() -> None:
-    """Of 132 SMs: few tiles are shared, and no choice takes more than whole tiles do."""
+    """Of 132 SMs: few tiles are shared, and no choice takes more than whole tiles do; ranges up to 128 tokens."""
 
     def residents(tile: WideTile, split: int) -> int:
         return 132 // tile.cluster(split)
 
     assert sm90_wide.choice_for(128, 4096, 112, residents)[1] != 1
+    assert sm90_wide.choice_for(128, 28672, 32, residents)[1] == sm90_wide.RANGES
     for _ in range(200):
         tokens, rows, halves = random.randint(1, 1024), 4 * random.randint(1, 10000), random.randint(1, 120)
         tile, split = sm90_wide.choice_for(tokens, rows, halves, residents)
         chosen = sm90_wide.cost_us(tile, split, tokens, rows, halves, residents(tile, split))
-        for other in sm90_wide.TILES:
+        assert tokens <= sm90_wide.RANGES_TO or (split >= 1 and not tile.wants_ranges)
+        for other in (tile for tile in sm90_wide.TILES if not tile.wants_ranges):
             assert chosen <= sm90_wide.cost_us(other, 1, tokens, rows, halves, residents(other, 1))
 
 

@@ -33,13 +33,13 @@ struct WideBlockArguments {
 };
 
 // GROUPS warpgroups multiply STRIPS strips of 64 rows each, with so many registers a thread.
-template <class F_, int TOKENS_, int GROUPS_, int STRIPS_, int BATCH_ = 2>
+template <class F_, int TOKENS_, int GROUPS_, int STRIPS_, bool PAIRS_, int BATCH_ = 2>
 struct WideBlocks {
   using F = F_;
   static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, X_STAGES = TOKENS > 128 ? 5 : 6;
   static constexpr int ROWS = GROUPS * STRIPS * STRIP_ROWS, SPAN = ROWS / 2;
   static constexpr int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128, REGISTERS = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;
-  static constexpr bool PAIRS = TOKENS > 128;  // may share x
+  static constexpr bool PAIRS = PAIRS_;  // may share x
   static constexpr int BATCH = BATCH_;  // steps of 16 columns whose products are asked for together
   static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 56;
   static constexpr int LOW_LINE = F::LOW_STEP / 2;  // bytes of a row's half step
