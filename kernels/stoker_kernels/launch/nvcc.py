@@ -39,11 +39,11 @@ def sources() -> dict[str, Path]:
 
 def read_by(stem: str) -> list[Path]:
     """What is compiled into `stem`: its source, and the headers that it includes, or that these include."""
-    headers = {path.name: path for path in PACKAGE.glob("*/csrc/*.cuh")}
+    named = {path.name: path for path in headers()}
     found = [sources()[stem]]
     for path in found:  # grows while it is walked
-        named = (headers.get(name) for name in _INCLUDE.findall(path.read_text()))
-        found += dict.fromkeys(header for header in named if header is not None and header not in found)
+        included = [named[name] for name in _INCLUDE.findall(path.read_text()) if name in named]
+        found += [header for header in dict.fromkeys(included) if header not in found]
     return found
 
 
@@ -61,6 +61,11 @@ def _digest(package: Path, stem: str) -> str:
     for path in read_by(stem):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def headers() -> list[Path]:
+    """Every header that a source may include."""
+    return sorted(PACKAGE.glob("*/csrc/*.cuh"))
 
 
 def targets() -> dict[str, str]:

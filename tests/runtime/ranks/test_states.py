@@ -40,7 +40,7 @@ def save(name: str, folder: Path, **changes: Any) -> str:
 def asked(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
     prompts, drawn = workload(7)
     prompts = [[token % (vocab - 3) + 3 for token in prompt] for prompt in prompts]
-    return prompts, [replace(each, max_tokens=min(each.max_tokens, 24)) for each in drawn]
+    return prompts, [replace(each, max_tokens=min(each.max_tokens, 24), ignore_eos=True) for each in drawn]
 
 
 @pytest.mark.parametrize(("tensors", "stages"), [(4, 1), (2, 2)])
