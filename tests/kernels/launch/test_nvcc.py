@@ -66,12 +66,12 @@ def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def two_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of two sources, of which `sm90_a` reads common.cuh by way of own.cuh."""
+    """A package of two sources, of which `sm90_a` reads ptx.cuh by way of wgmma.cuh."""
     folder = tmp_path / "package" / "an_op" / "csrc"
     folder.mkdir(parents=True)
-    (folder / "common.cuh").write_text("// common\n")
-    (folder / "own.cuh").write_text('#pragma once\n#include "common.cuh"\n#include <cuda.h>\n')
-    (folder / "sm90_a.cu").write_text('#include "own.cuh"\n')
+    (folder / "ptx.cuh").write_text("// common\n")
+    (folder / "wgmma.cuh").write_text('#pragma once\n#include "ptx.cuh"\n#include <cuda.h>\n')
+    (folder / "sm90_a.cu").write_text('#include "wgmma.cuh"\n')
     (folder / "sm90_b.cu").write_text("// alone\n")
     monkeypatch.setattr(nvcc, "PACKAGE", tmp_path / "package")
     monkeypatch.setattr(nvcc, "toolkit", lambda: Path())
@@ -97,8 +97,8 @@ def test_a_cubin_of_other_sources_is_not_found_and_does_not_stay(
     before = {path.name for path in (tmp_path / "aot").iterdir()}
     assert nvcc.missing(90) == []
     assert sorted(compiled) == ["sm90_a", "sm90_b"]
-    (two_sources / "common.cuh").write_text("// another argument\n")
-    os.utime(two_sources / "common.cuh", (0, 0))
+    (two_sources / "ptx.cuh").write_text("// another argument\n")
+    os.utime(two_sources / "ptx.cuh", (0, 0))
     nvcc._digest.cache_clear()
     assert nvcc.missing(90) == ["sm90_a"]
     nvcc.build(tmp_path / "aot", 1)
