@@ -365,7 +365,7 @@ def test_ranks_share_the_states(service: Build, shape: str, tensor: int, pipelin
     engine = parse_serve(["m"], {}).engine
     configs = [resolve(engine, part, "cuda", int(gpu_memory_gib(product) * GIB)) for part in parts]
     held = [
-        config.max_num_seqs * sequence_state_bytes(config, part) / GIB
+        (config.max_num_seqs + config.num_state_snapshots) * sequence_state_bytes(config, part) / GIB
         for config, part in zip(configs, parts, strict=True)
     ]
     assert fit is not None
