@@ -168,6 +168,11 @@ def delta_chunk_kernel(
         tl.store(place, held, mask=inside)
 
 
+def values_of(value: int) -> int:
+    """Columns of a state, of `value` in all, that a program has."""
+    return min(VALUES, padded_dim(value))
+
+
 def gated_delta_rule(
     qkv: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor, rows: RecurrentRows
 ) -> Tensor:
@@ -184,7 +189,7 @@ def gated_delta_rule(
     strides = (qkv.stride(0), b.stride(0))
     sizes = (heads, key_heads, key, value, *strides, state.stride(0), key**-0.5)
     options: dict[str, object] = {"BLOCK_K": padded_dim(key), **launch_options(qkv.device)}
-    block = min(VALUES, padded_dim(value))
+    block = values_of(value)
     if decodes:
         delta_decode_kernel[(decodes, heads, triton.cdiv(value, block))](
             *data, state, o, rows.slots, *where, *sizes, BLOCK_V=block, num_warps=DECODE_WARPS, **options

@@ -14,8 +14,9 @@ from torch import Tensor
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import padded_dim
+from stoker_kernels.recurrence.triton_delta import values_of
 from stoker_kernels.recurrence.triton_mamba2 import block_of
-from stoker_kernels.recurrence.triton_try import CHANNELS, VALUES, WARPS
+from stoker_kernels.recurrence.triton_try import CHANNELS, WARPS
 from stoker_kernels.recurrence.types import Tried
 
 
@@ -142,7 +143,7 @@ def settle_delta_rule(state: Tensor, tried: Tried, slots: Tensor, taken: Tensor)
     """`op.settle_delta_rule` on CUDA."""
     layers, _, heads, key, value = state.shape
     _require_contiguous(state, tried)
-    block, channels = min(VALUES, padded_dim(value)), tried.mixed.shape[2]
+    block, channels = values_of(value), tried.mixed.shape[2]
     settle_delta_kernel[(len(slots), layers * heads, triton.cdiv(value, block))](
         state, tried.mixed, tried.gates, slots, taken, len(slots), heads, (channels - heads * value) // (2 * key),
         key, value, taken.stride(0), channels, state.stride(0), state.stride(1), tried.mixed.stride(0),

@@ -18,12 +18,12 @@ from torch import Tensor, empty
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import padded_dim
+from stoker_kernels.recurrence.triton_delta import values_of
 from stoker_kernels.recurrence.triton_gates import softplus
 from stoker_kernels.recurrence.triton_mamba2 import block_of
 from stoker_kernels.recurrence.types import DraftRows, Tried
 
 CHANNELS = 512  # of a program of the convolution
-VALUES = 32  # columns of a state of the delta rule that a program has at most
 WARPS = 4
 
 
@@ -174,7 +174,7 @@ def try_delta_rule(
     _, heads, key, value = state.shape
     if qkv.stride(1) != 1 or b.stride(1) != 1 or not state[0].is_contiguous():
         raise ValueError("try_delta_rule takes contiguous columns and states")
-    key_heads, block = (qkv.shape[1] - heads * value) // (2 * key), min(VALUES, padded_dim(value))
+    key_heads, block = (qkv.shape[1] - heads * value) // (2 * key), values_of(value)
     o = empty((len(qkv), heads * value), dtype=qkv.dtype, device=qkv.device)
     try_delta_kernel[(rows.count, heads, triton.cdiv(value, block))](
         qkv, b, a, a_log, dt_bias, state, tried.gates, o, rows.slots, rows.seq_lens,

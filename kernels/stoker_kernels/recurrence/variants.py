@@ -118,7 +118,7 @@ def _register_drafts(dtype: str) -> None:
     _register_tries(
         dtype, (triton_try.try_delta_kernel, triton_settle.settle_delta_kernel), ("qkv", "b", "a", "o"),
         ("a_log", "dt_bias"), sizes, ("qkv_stride", "gate_stride"),
-        [{"BLOCK_K": DELTA_HEAD, "BLOCK_V": triton_try.VALUES}], compact=True,
+        [{"BLOCK_K": DELTA_HEAD, "BLOCK_V": triton_delta.VALUES}], compact=True,
     )  # fmt: skip
 
 
