@@ -18,7 +18,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -348,24 +348,35 @@ def _by_tile(
     plane_launch.linear(x, copies[i % len(copies)], None, out, tile=tile, splits=splits)
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=48, help="random products to check first (default: %(default)s)")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
-    parser.add_argument("--sweep", action="store_true", help="time a layer with other values of what was chosen")
-    parser.add_argument("--tiles", action="store_true", help="time each weight by every tile and split")
+def command_line(doc: str | None, cases: int, tokens: Sequence[int]) -> argparse.ArgumentParser:
+    """What benchmarks of planes are asked: products to check, tokens, a seed, a file."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=cases,
+                        help="random products to check first (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--tokens", default=",".join(map(str, tokens)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    return parser
+
+
+def passed(options: argparse.Namespace, complaints: list[str]) -> bool:
+    """Whether no product was wrong; says which were."""
+    print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
+    for line in complaints[:40]:
+        print(" ", line)
+    return not complaints
+
+
+def main() -> int:
+    """The command line."""
+    parser = command_line(__doc__, 48, TOKENS)
+    parser.add_argument("--sweep", action="store_true", help="time a layer with other values of what was chosen")
+    parser.add_argument("--tiles", action="store_true", help="time each weight by every tile and split")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(options.seed)
     ops()
-    complaints = check(device, options.cases, options.seed)
-    print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
-    for line in complaints[:40]:
-        print(" ", line)
-    if complaints:
+    if not passed(options, check(device, options.cases, options.seed)):
         return 1
     found = []
     tokens = tuple(map(int, options.tokens.split(",")))

@@ -8,14 +8,12 @@ be faster than; with `--tiles` by every tile and split.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,7 +26,9 @@ from stoker_kernels.block_gemm.bench import (
     GATE_UP,
     Row,
     choosing,
+    command_line,
     error,
+    passed,
     random_piece,
     timed,
 )
@@ -141,22 +141,14 @@ def rows_of(device: torch.device, names: list[str], tokens: list[int], tiles: bo
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=60, help="random products to check first (default: %(default)s)")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
+    parser = command_line(__doc__, 60, TOKENS)
     parser.add_argument("--formats", default=",".join(NAMES), help="formats to time (default: %(default)s)")
     parser.add_argument("--tiles", action="store_true", help="time every tile and split")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(options.seed)
     ops()
-    complaints = check(device, options.cases, random.Random(options.seed))
-    print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
-    for line in complaints[:40]:
-        print(" ", line)
-    if complaints:
+    if not passed(options, check(device, options.cases, random.Random(options.seed))):
         return 1
     found = []
     for row in rows_of(device, options.formats.split(","), list(map(int, options.tokens.split(","))), options.tiles):
