@@ -65,6 +65,8 @@ def _paths(*routers: APIRouter) -> frozenset[str]:
     return frozenset(route.path for route in found if route.path is not None)
 
 
+REQUESTS_A_LINE = 20
+"""While requests wait, one in so many in the engine may be a line of a batch."""
 QUIET = _paths(*OPEN)
 PROBES = _paths(probes.router)
 """What a kubelet and a scraper ask, who have no certificate to show."""
@@ -113,14 +115,19 @@ def make_api(state: ServerState, shelf: Shelf, batches: BatchRunner | None) -> F
 def _batch_runner(state: ServerState, shelf: Shelf) -> BatchRunner:
     """What runs batches on this server's own routes. Raises ConfigError when the folder cannot be used."""
 
-    def busy() -> bool:
-        if state.service is None:
-            return False
-        stats = state.service.engine.stats()
-        return stats.waiting > 0 or stats.sleep_level > 0
-
     config = state.config
-    return BatchRunner(Path(config.batch_dir), LineExecutor(state, shelf), busy, config.batch_concurrency)
+
+    def room() -> int:
+        """How many lines may run. While others wait a share, and never none, or a batch might not end for days."""
+        if state.service is None:
+            return config.batch_concurrency
+        stats = state.service.engine.stats()
+        if stats.sleep_level > 0:
+            return 0
+        share = max(1, (stats.running + stats.waiting) // REQUESTS_A_LINE)
+        return share if stats.waiting else config.batch_concurrency
+
+    return BatchRunner(Path(config.batch_dir), LineExecutor(state, shelf), room, config.batch_concurrency)
 
 
 def _rate_limiter(state: ServerState, keys: KeyRing, ledger: Ledger) -> RateLimiter:

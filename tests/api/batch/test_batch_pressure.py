@@ -95,21 +95,29 @@ def test_a_full_queue_is_waited_for(batch_host: Running, batch_client: openai.Op
     assert batch.error_file_id is None
 
 
-def test_lines_begin_only_while_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waiting", "running", "asleep", "at_once"), [(3, 2, 0, 1), (90, 30, 0, 6), (0, 30, 0, 7), (7, 0, 2, 0)]
+)
+def test_while_others_wait_lines_have_a_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, running: int, asleep: int, at_once: int
+) -> None:
+    """Never so many that others notice, nor none at all: a server whose queue is never empty ends its batches too."""
     with batch_server(tmp_path) as batch_host, client_of(batch_host) as batch_client:
-        waiting = 3
         stats = batch_host.engine.stats
 
         def busy() -> Any:
             found = stats()
-            found.waiting = waiting
+            found.waiting, found.running, found.sleep_level = waiting, running, asleep
             return found
 
         monkeypatch.setattr(batch_host.engine, "stats", busy)
-        name = begin(batch_client, [request_line(f"line-{at}") for at in range(5)]).id
+        batch_host.engine.delay = 0.5
+        name = begin(batch_client, [request_line(f"line-{at}") for at in range(7)]).id
         wait_for(batch_client, name, "in_progress")
-        assert batch_host.engine.requests == []
-        waiting = 0
+        assert wait_until(lambda: len(batch_host.engine.requests) == at_once)
+        assert not wait_until(lambda: len(batch_host.engine.requests) > at_once, 0.3)
+        asleep = waiting = 0
+        batch_host.engine.delay = 0.0
         wait_for(batch_client, name, "completed")
 
 

@@ -34,7 +34,7 @@ RESULTS = {"output": "output_file_id", "errors": "error_file_id"}
 class BatchRunner:
     """What runs batches in one process. Use from one event loop; nothing runs before `start`."""
 
-    def __init__(self, folder: Path, execute: Execute, busy: Callable[[], bool], concurrency: int) -> None:
+    def __init__(self, folder: Path, execute: Execute, room: Callable[[], int], concurrency: int) -> None:
         """Raises ConfigError when the folder cannot be used. `looked`: how often it looked for batches so far."""
         self.batches = BatchStore(folder / "batches")
         coming = {str(record.get(field)) for record in self.batches.unfinished() for field in RESULTS.values()}
@@ -42,7 +42,7 @@ class BatchRunner:
         self.poll_seconds = POLL_SECONDS
         self.retry_seconds = RETRY_SECONDS
         self._execute = execute
-        self._turns = Turns(concurrency, busy)
+        self._turns = Turns(concurrency, room)
         self._news = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}

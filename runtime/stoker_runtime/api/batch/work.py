@@ -1,8 +1,8 @@
 """The lines of one batch while they run: a few at a time, behind everybody else.
 
 Invariants: a line's result is on the disk before the line counts as done, so after a restart no finished line runs
-again and every other one does; a new line begins only while no request waits in the engine; a disk that is full is
-waited for.
+again and every other one does; while requests wait in the engine, lines have a small share of it and no more; a disk
+that is full is waited for.
 Knows nothing of HTTP, or of how requests are answered.
 """
 
@@ -36,24 +36,29 @@ EXPIRED = {
 
 
 class Turns:
-    """Who may begin: at most `limit` lines of all batches at a time, in turn, and none while `busy`."""
+    """Who may begin: as many lines of all batches at a time as `room` says and at most `limit`, one after the other."""
 
-    def __init__(self, limit: int, busy: Callable[[], bool]) -> None:
+    def __init__(self, limit: int, room: Callable[[], int]) -> None:
         self._slots = asyncio.Semaphore(limit)
-        self._busy = busy
+        self._first = asyncio.Lock()
+        self._room = room
+        self._taken = 0
 
     async def take(self) -> None:
         """Wait until one more line may begin."""
         await self._slots.acquire()
         try:
-            while self._busy():
-                await asyncio.sleep(CALM_SECONDS)
+            async with self._first:
+                while self._taken >= self._room():
+                    await asyncio.sleep(CALM_SECONDS)
+                self._taken += 1
         except asyncio.CancelledError:
             self._slots.release()
             raise
 
     def give_back(self, _: object) -> None:
         """A line is over."""
+        self._taken -= 1
         self._slots.release()
 
 
