@@ -19,13 +19,13 @@ import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.block_gemm import decoding_refusal
-from stoker_kernels.gemm import table, tiles, wide
+from stoker_kernels.gemm import fixed, table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.integer_gemm import kernels_refusal
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
-from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, register_invariant, select
 from stoker_kernels.quant import FP8, BlockWeight, IntegerWeight, LinearWeight, Quantized, quantize_fp8
 
 
@@ -53,6 +53,7 @@ def _blocks_support(target: Target) -> str | None:
 
 
 register("linear_silu_mul", "fused", "stoker_kernels.gemm.gated:fused", _fused_supports)
+register_invariant("linear_silu_mul", "fixed", "stoker_kernels.gemm.fixed:linear_silu_mul", fixed.supports)
 register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
 register("linear_silu_mul", "reference", "stoker_kernels.gemm.reference:linear_silu_mul", reference_supports)
 register("integer_silu_mul", "own", "stoker_kernels.gemm.gated_integers:own", _integers_support)

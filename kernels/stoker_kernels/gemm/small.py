@@ -40,7 +40,8 @@ class Tile:
     `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
     `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
     multiplies with gate and up stacked and stores silu(gate) · up. One with `shrunk_bytes`, of A·x of its tokens, adds
-    what adapters do (bf16; `multicast` up to 64 tokens).
+    what adapters do (bf16; `multicast` up to 64 tokens). A `fixed` one of family `cluster` cuts every tile's K, and its
+    gated results have the same bits whatever token is beside.
     """
 
     family: Family
@@ -53,6 +54,7 @@ class Tile:
     gated: bool = False
     share: int = 1
     shrunk_bytes: int = 0
+    fixed: bool = False
 
     @property
     def split(self) -> int:
@@ -100,7 +102,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "bias", "w_scale", "x_scale")),
         *((name, ctypes.c_int) for name in
-          ("m", "n", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages", "share")),
+          ("m", "n", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages", "share", "apart")),
     ]
 
 
@@ -155,7 +157,8 @@ def partition(tile: Tile, n: int, row_bytes: int, slots: Callable[[], int]) -> C
     tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
     if tile.family == "multicast":
         return MulticastSplit(tiles, k_blocks, tile.share, tile.split)
-    return ClusterSplit(tiles, k_blocks, min(slots(), tiles), tile.cluster)
+    clusters = tiles if tile.fixed and tile.cluster > 1 else min(slots(), tiles)
+    return ClusterSplit(tiles, k_blocks, clusters, tile.cluster)
 
 
 @functools.cache
@@ -222,6 +225,7 @@ def launch(
     arguments = _Arguments(
         o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), int(per_channel), part.tiles, part.k_blocks, tile.stages, tile.share,
+        tile.fixed,
     )
     chosen = load(tile, o.weight.dtype, device)
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)

@@ -170,6 +170,14 @@ def busiest_tile(gated: bool, fp8: bool, n: int, m: int) -> WideTile | None:
     return best if busy_share(best, n, m) >= BUSY else None
 
 
+@functools.cache
+def busiest_fixed(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
+    """The wide tile that loses least with n rows and m tokens, among those whose K has `parts` parts (`fixed.py`)."""
+    ways = (False, True) if m > TOKENS else (False,)
+    every = [WideTile(rows, gated, by_tokens, parts) for rows in rows_of(gated, fp8, parts) for by_tokens in ways]
+    return max(every, key=lambda tile: busy_share(tile, n, m) * _speed(tile, m))
+
+
 def _speed(tile: WideTile, m: int) -> float:
     """How fast a tile's products are, against 288 rows by rows; up to one block of tokens bytes count, not products."""
     if m <= TOKENS:

@@ -24,19 +24,21 @@ CLUSTER = 2
 THREADS = 3 * 128
 ARCH = "sm_90a"
 ROWS = (128, 160, 192, 224, 256, 288)
-PLAIN_BF16_ROWS = (128, 160, 192, 224)
+PLAIN_ROWS = (128, 160, 192, 224)
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
     """`rows` of the weight a CTA (as `rows_of` has them); `gated` as above.
 
-    `by_tokens` as in Pairing, or None: the faster way.
+    `by_tokens` as in Pairing, or None: the faster way. `parts`: bits are those of a `fixed` small tile that cuts K
+    into so many; 0: any.
     """
 
     rows: int
     gated: bool
     by_tokens: bool | None = None
+    parts: int = 0
 
     @property
     def stage_bytes(self) -> int:
@@ -55,17 +57,20 @@ class WideTile:
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
-        return f"{stem(dtype)}_{'gated_' if self.gated else ''}n{self.rows}"
+        kind = "gated_" if self.gated else "parts_" if self.parts > 1 else ""
+        return f"{stem(dtype, fixed=self.parts > 0)}_{kind}n{self.rows}"
 
 
-def rows_of(gated: bool, fp8: bool) -> tuple[int, ...]:
+def rows_of(gated: bool, fp8: bool, parts: int = 0) -> tuple[int, ...]:
     """The compiled numbers of rows."""
-    return ROWS if gated or fp8 else PLAIN_BF16_ROWS
+    if parts > 1:
+        return (128,) if fp8 else (128, 160)
+    return ROWS if gated or (fp8 and not parts) else PLAIN_ROWS
 
 
-def stem(dtype: torch.dtype) -> str:
+def stem(dtype: torch.dtype, *, fixed: bool = False) -> str:
     """csrc file, and cubin, that holds the kernels for weights of this dtype."""
-    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_wide"
+    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{'fixed' if fixed else 'wide'}"
 
 
 class _Arguments(ctypes.Structure):
@@ -74,7 +79,8 @@ class _Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "bias", "w_scale", "x_scale")),
         *((name, ctypes.c_int) for name in
-          ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")),
+          ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens", "w_scale_step",
+           "parts")),
     ]
 
 
@@ -124,8 +130,10 @@ def refusal(tile: WideTile, o: Operands) -> str | None:
 
 def _refused_scales(tile: WideTile, o: Operands) -> str | None:
     if o.weight.dtype != FP8:
-        return None if o.bias is o.w_scale is o.x_scale is None else "takes scales and a bias with e4m3 alone"
-    if o.w_scale is None or o.x_scale is None or (o.w_scale.numel(), o.x_scale.numel()) != (len(o.weight), len(o.x)):
+        scaled = o.w_scale is not None or o.x_scale is not None
+        return "takes scales and a bias with e4m3 alone" if scaled or (o.bias is not None and not tile.parts) else None
+    scales = (len(o.weight), 1) if tile.parts else (len(o.weight),)
+    if o.w_scale is None or o.x_scale is None or o.w_scale.numel() not in scales or o.x_scale.numel() != len(o.x):
         return "takes a scale for each row of the weight and for each token"
     if o.bias is not None and (tile.gated or o.bias.dtype != torch.bfloat16):
         return "takes a bf16 bias, and none with gate and up"
@@ -142,14 +150,15 @@ def _weight_map(address: int, n: int, k: int, element_size: int, tile: WideTile)
 def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
     (n, k), m, device, dtype = o.weight.shape, o.x.shape[0], o.x.device, o.weight.dtype
-    chosen = cuda.kernel(stem(dtype), ARCH, tile.kernel_name(dtype), tile.shared_bytes, THREADS, device.index or 0)
+    name = stem(dtype, fixed=tile.parts > 0)
+    chosen = cuda.kernel(name, ARCH, tile.kernel_name(dtype), tile.shared_bytes, THREADS, device.index or 0)
     resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(
         o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), dealt.row_blocks, dealt.token_blocks, k * dtype.itemsize // 128,
-        tile.stages, dealt.by_tokens,
+        tile.stages, dealt.by_tokens, o.w_scale is not None and o.w_scale.numel() > 1, tile.parts,
     )  # fmt: skip
     w_map = _weight_map(o.weight.data_ptr(), n, k, dtype.itemsize, tile)
     maps = [w_map, cuda.tensor_map(o.x, TOKENS // CLUSTER)]

@@ -17,7 +17,7 @@ from stoker_kernels.gemm import choose, table, tiles
 from stoker_kernels.gemm.reference import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.table import GatedRow
-from stoker_kernels.gemm.wide import PLAIN_BF16_ROWS, WideTile
+from stoker_kernels.gemm.wide import PLAIN_ROWS, WideTile
 from stoker_kernels.quant import LinearWeight, Quantized
 
 TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers=1)
@@ -111,7 +111,7 @@ def test_one_command_checks_times_and_prints(
     assert {s.product for s in samples} == {"layer", "qkv", "o", "gate_up", "down", "head"}
     assert {s.way for s in samples if s.product == "down" and s.m == 130} == {
         "cublas",
-        *(f"{rows}{way}" for rows in PLAIN_BF16_ROWS for way in "rt"),
+        *(f"{rows}{way}" for rows in PLAIN_ROWS for way in "rt"),
     }
 
 

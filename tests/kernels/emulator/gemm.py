@@ -20,6 +20,7 @@ from stoker_kernels.lora import cluster_shrink
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
+    *("sm90_bf16_gemm_fixed.cu", "sm90_e4m3_gemm_fixed.cu"),
     *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh"),
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "silu.cuh", "sm90_chunk.cuh", "store_eights.cuh"),
 )
@@ -68,8 +69,9 @@ class GemmMachine(Machine):
         assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
         launch = self.told(kernel, grid, cluster, self.words if "adapted" in kernel.name else None)
-        kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "": "cluster_gemm"}
-        run = getattr(self.library, f"run_{next(kinds[word] for word in kinds if word in kernel.name)}")
+        kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "fixed": "wide_gemm"}
+        kind = next((kinds[word] for word in kinds if word in kernel.name), "cluster_gemm")
+        run = getattr(self.library, f"run_{kind}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
 
     def residents(self, size: int) -> int:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from stoker_kernels.gemm import cpu_dot, fixed
-from stoker_kernels.gemm.reference import linear, linear_fp64
+from stoker_kernels.gemm.reference import dequantize_activations, linear, linear_fp64, linear_silu_mul
 from stoker_kernels.launch import cpu_dot as products
-from stoker_kernels.quant import WeightKind, quantize_fp8, quantize_weight
+from stoker_kernels.quant import LinearWeight, WeightKind, quantize_fp8, quantize_weight
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -46,7 +46,27 @@ def test_a_row_on_a_gpu_has_the_same_bits_in_every_batch(kind: WeightKind, n: in
     whole = fixed.linear(x, packed, bias=bias, out=None)
     want = linear_fp64(x[:64] if kind == "dense" else quantize_fp8(x[:64]), packed, bias)
     torch.testing.assert_close(whole[:64].double(), want, rtol=2.0**-6, atol=2e-2 * float(want.abs().mean()))
-    for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300):
+    for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 300):
         for first in (0, 123, 700 - count):
             part = fixed.linear(x[first : first + count].clone(), packed, bias=bias, out=None)
             assert torch.equal(part, whole[first : first + count]), f"{count} rows from {first}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_tensor"])
+@pytest.mark.parametrize(("n", "k"), [(37888, 3584), (6016, 1152), (272, 8192), (1048, 640)])
+def test_gate_and_up_on_a_gpu_have_the_same_bits_in_every_batch(kind: WeightKind, n: int, k: int) -> None:
+    x, weight, _ = (each.cuda() for each in operands(500, n, k, torch.bfloat16))
+    packed = quantize_weight(weight, kind)
+    whole = joined(x, packed)
+    want = linear_silu_mul(x[:64] if kind == "dense" else quantize_fp8(x[:64]), packed)
+    want = want if isinstance(want, torch.Tensor) else dequantize_activations(want)
+    torch.testing.assert_close(whole[:64].float(), want.float(), rtol=2.0**-3, atol=2e-2 * float(want.abs().max()))
+    for count in (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300):
+        for first in (0, 123, 500 - count):
+            assert torch.equal(joined(x[first : first + count].clone(), packed), whole[first : first + count])
+
+
+def joined(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    found = fixed.linear_silu_mul(x if weight.kind == "dense" else quantize_fp8(x), weight)
+    return found if isinstance(found, torch.Tensor) else dequantize_activations(found)

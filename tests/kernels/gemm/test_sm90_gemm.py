@@ -172,13 +172,15 @@ def test_no_order_changes_a_bit_of_a_gated_cluster(machine: GemmMachine, seed: i
     assert torch.equal(product(machine, tile, 30, 320, 640), plain)
 
 
+@pytest.mark.parametrize("long", [7, 8], ids=["a long K", "a short K"])
 def test_a_fixed_product_has_the_same_bits_for_any_number_of_tokens(
-    machine: GemmMachine, monkeypatch: pytest.MonkeyPatch
+    machine: GemmMachine, monkeypatch: pytest.MonkeyPatch, long: int
 ) -> None:
-    # 5 tiles over 3 clusters of 2 CTAs: whole tiles and shared ones. 137 tokens are 128, then 9.
+    # 5 tiles whose 7 k blocks are cut into four parts. 137 tokens take a wide tile, which adds part after part, or of a
+    # long K two tiles whose clusters do.
+    monkeypatch.setattr(fixed, "LONG", long)
     monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
-    monkeypatch.setattr(fixed, "TOKEN_TILES", (8, 32, 128))
-    monkeypatch.setattr(small, "token_tile", lambda tokens: next(each for each in (8, 32, 128) if tokens <= each))
+    monkeypatch.setattr(fixed, "token_tile", compiled_tile)
     generator = torch.Generator().manual_seed(7)
     x, weight = (torch.randn(rows, 448, generator=generator).to(BF16) for rows in (137, 296))
     bias = torch.randn(296, generator=generator).to(BF16)
@@ -187,11 +189,54 @@ def test_a_fixed_product_has_the_same_bits_for_any_number_of_tokens(
     def product_of(rows: slice) -> torch.Tensor:
         return fixed.linear(x[rows].clone(), LinearWeight(weight), bias=bias, out=None)
 
+    assert fixed.parts_of(296, 7) == 4
     whole = product_of(slice(0, 137))
     want = linear_fp64(x, LinearWeight(weight), bias)
     torch.testing.assert_close(whole.double(), want, rtol=2.0**-8, atol=1e-3)
-    for first, last in ((0, 1), (130, 137), (5, 29), (7, 120)):
+    assert product_of(slice(0, 0)).shape == (0, 296)
+    for first, last in ((0, 1), (130, 137), (5, 29), (50, 100), (7, 120)):
         assert torch.equal(product_of(slice(first, last)), whole[first:last])
+
+
+def compiled_tile(tokens: int) -> int:
+    """The token tiles that the emulator's library has of the plain family."""
+    return next(each for each in (8, 32, 64, 128) if tokens <= each)
+
+
+def test_fixed_gate_and_up_have_the_same_bits_beside_any_neighbour(
+    machine: GemmMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
+    generator = torch.Generator().manual_seed(8)
+    x, weight = (torch.randn(rows, 320, generator=generator).to(BF16) for rows in (140, 608))
+
+    def product_of(rows: slice) -> torch.Tensor:
+        found = fixed.linear_silu_mul(x[rows].clone(), LinearWeight(weight))
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    whole = product_of(slice(0, 140))
+    torch.testing.assert_close(whole, linear_silu_mul(x, LinearWeight(weight)), rtol=2.0**-5, atol=0.5)
+    for first, last in ((0, 1), (1, 3), (130, 140), (5, 29), (3, 60), (7, 120)):
+        assert torch.equal(product_of(slice(first, last)), whole[first:last])
+
+
+@pytest.mark.parametrize("tokens", [64, 128])
+@pytest.mark.parametrize(("share", "split"), [(1, 2), (2, 4), (4, 2), (2, 3)])
+def test_parts_of_clusters_and_of_wide_tiles_have_the_same_sums(
+    machine: GemmMachine, tokens: int, share: int, split: int
+) -> None:
+    # 13 k blocks in unequal parts; the last tile in part.
+    shared = product(machine, multicast_tile(64, tokens, share, split), tokens - 3, 568, 832)
+    for rows in wide.rows_of(False, False, split):
+        assert torch.equal(product(machine, WideTile(rows, False, None, split), tokens - 3, 568, 832), shared)
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [128, 192])
+def test_fixed_wide_tiles_scale_e4m3(machine: GemmMachine, rows: int, split: int) -> None:
+    tile = WideTile(rows if split == 1 else 128, False, None, split)
+    scaled_product(machine, tile, 150, 616, 640, resident=2, biased=True)
 
 
 def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int = 3) -> Tile:

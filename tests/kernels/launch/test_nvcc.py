@@ -44,13 +44,15 @@ def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str)
 
 
 def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: Path) -> None:
-    for stem in ("sm90_bf16_gemm_gated", "sm90_bf16_gemm_wide", "sm90_e4m3_gemm_wide"):
+    kinds = ("bf16_gemm_gated", "bf16_gemm_wide", "bf16_gemm_fixed", "e4m3_gemm_wide", "e4m3_gemm_fixed")
+    for stem in (f"sm90_{kind}" for kind in kinds):
         assert nvcc.compile_cubin(stem, "sm_90a", tmp_path) == ""
     names = set.union(*(function_names(path) for path in tmp_path.glob("*.cubin")))
     for dtype, measured in ((torch.bfloat16, table.GATED), (FP8, table.GATED_E4M3)):
         gated = (table.gated_tile(dtype == FP8, *shape, m) for shape in measured for m in (1, 16, 32, 64, 8192))
         wide = (WideTile(rows, way) for way in (False, True) for rows in rows_of(way, dtype == FP8))
-        tiles = [*gated, *wide]
+        fixed = (WideTile(rows, False, None, parts) for parts in (1, 3) for rows in rows_of(False, dtype == FP8, parts))
+        tiles = [*gated, *wide, *fixed]
         assert {tile.kernel_name(dtype) for tile in tiles if tile is not None} <= names
 
 

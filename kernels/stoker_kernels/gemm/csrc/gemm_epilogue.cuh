@@ -21,6 +21,7 @@ struct GemmArguments {
   int m, n, ld_out, w_scale_step;
   int tiles, k_blocks, stages;
   int share;  // CTAs that share x by multicast; only sm90_gemm_multicast
+  int apart;  // whether a gated result's bits may not depend on the token beside it
 };
 
 // Scales and biases of the two rows of a group that a thread holds.
@@ -51,8 +52,8 @@ __device__ __forceinline__ void stage_block(const GemmArguments& g, const RowSca
   uint32_t packed[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    packed[h] = pack_bf16(sums[2 * h] * x_scale[0] * rows.scale[h] + rows.bias[h],
-                          sums[2 * h + 1] * x_scale[1] * rows.scale[h] + rows.bias[h]);
+    packed[h] = pack_bf16(fmaf(sums[2 * h] * x_scale[0], rows.scale[h], rows.bias[h]),
+                          fmaf(sums[2 * h + 1] * x_scale[1], rows.scale[h], rows.bias[h]));
   }
   const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
   stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
@@ -99,7 +100,8 @@ __device__ __forceinline__ void store_gated_tile(const GemmArguments& g, int col
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % step != first) continue;
-    const uint32_t packed = silu_times(acc + 4 * j, acc + 4 * j + 2);
+    const uint32_t packed = g.apart ? silu_times_apart(acc + 4 * j, acc + 4 * j + 2)
+                                    : silu_times(acc + 4 * j, acc + 4 * j + 2);
     unsigned char* to = staging + (8 * j + 2 * (lane % 4)) * STAGING_PITCH + mine * 2;
     *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed);
     *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed >> 16);

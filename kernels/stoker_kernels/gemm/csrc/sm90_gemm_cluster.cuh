@@ -158,7 +158,8 @@ __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT
   grid_dependency_wait();  // who waits for the end of this grid waits for that of those before
 }
 
-// Sends each block of `acc` to the CTA that sums it and adds what the others sent here, in the order of their ranks.
+// Sends each block of `acc` to the CTA that sums it. Sums run over the ranks in order, whoever sums: where a token is does
+// not change a bit.
 template <int BN, int KC, int MT>
 __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& ring, int rank, int group,
                                                  float (&acc)[MT / 2]) {
@@ -178,14 +179,19 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % ring.size == rank) {
+      float sum[4] = {0.f, 0.f, 0.f, 0.f};
       for (int from = 0; from < ring.size; ++from) {
-        if (from == rank) continue;
-        const float4 v = *reinterpret_cast<const float4*>(ring.sums_pointer + ring.sum_offset(from, rank, group, j) + t * 16);
-        acc[4 * j] += v.x;
-        acc[4 * j + 1] += v.y;
-        acc[4 * j + 2] += v.z;
-        acc[4 * j + 3] += v.w;
+        float4 v = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+        if (from != rank) {
+          v = *reinterpret_cast<const float4*>(ring.sums_pointer + ring.sum_offset(from, rank, group, j) + t * 16);
+        }
+        sum[0] += v.x;
+        sum[1] += v.y;
+        sum[2] += v.z;
+        sum[3] += v.w;
       }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[4 * j + e] = sum[e];
     }
   }
 }

@@ -12,6 +12,8 @@
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
 // dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
 // e4m3: sums are multiplied by the scales of their token and their row of W, in fp32, before anything else.
+// WideOrder: where bits may not depend on the tile, sums are scaled and rounded as sm90_gemm_cluster.cuh does it; those of
+// a K that its clusters cut are added part by part, in a second set of sums.
 #pragma once
 #include <cuda.h>
 
@@ -25,15 +27,19 @@ namespace stoker {
 constexpr int WIDE_TOKENS = 128;
 constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of W, so that both stay in L2
 
+// Which order sums have: any that is fast, that of a CTA that multiplies all of K, or that of `parts` CTAs.
+enum class WideOrder { Any, Whole, Parts };
+
 struct WideArguments {
   __nv_bfloat16* out;  // [m, n], rows ld_out apart
-  // Of e4m3 alone; a gated product has no bias.
+  // Scales of e4m3 alone, a bias too in WideOrder::Any; a gated product has no bias.
   const __nv_bfloat16* bias;  // [n] or null
-  const float* w_scale;       // [rows of W]
+  const float* w_scale;       // [rows of W], at steps of w_scale_step (0: one scale for all; not in WideOrder::Any)
   const float* x_scale;       // [m]
   int m, n, ld_out;           // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
   int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
+  int w_scale_step, parts;                         // parts of K, of which each k block belongs to one
 };
 
 template <int HALF>
@@ -182,7 +188,32 @@ __device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTil
   });
 }
 
-template <int HALF, bool GATED>
+// What `stage_block` of gemm_epilogue.cuh does with sums before it rounds them.
+template <typename T, int HALF>
+__device__ __forceinline__ void scale_sums_fixed(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF]) {
+  const int token = token_of(tile);
+  float x_scale[2] = {1.f, 1.f};
+  if constexpr (Chunk<T>::scaled) {
+    x_scale[0] = g.x_scale[min(token, g.m - 1)];
+    x_scale[1] = g.x_scale[min(token + 8, g.m - 1)];
+  }
+  for_eights<HALF, false>(g, tile, sums, [&](float* pairs, int column, int) {
+    float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+    if constexpr (Chunk<T>::scaled) {
+      scale[0] = g.w_scale[column * g.w_scale_step];
+      scale[1] = g.w_scale[(column + 1) * g.w_scale_step];
+    }
+    if (g.bias) {
+      const uint32_t two = *reinterpret_cast<const uint32_t*>(g.bias + column);
+      bias[0] = __uint_as_float(two << 16);
+      bias[1] = __uint_as_float(two & 0xffff0000u);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = fmaf(pairs[i] * x_scale[i / 2], scale[i % 2], bias[i % 2]);
+  });
+}
+
+template <int HALF, bool GATED, bool APART>
 __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
                                            const float (&sums)[HALF]) {
   const int first = token_of(tile);
@@ -193,7 +224,10 @@ __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTil
     __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
     if constexpr (GATED) {
       store_eights<HALF / 8>(row, token < g.m, tile.row / 2, g.n,
-                             [&](int i) { return silu_times(of + 8 * i, of + 8 * i + 4); });
+                             [&](int i) {
+                               return APART ? silu_times_apart(of + 8 * i, of + 8 * i + 4)
+                                            : silu_times(of + 8 * i, of + 8 * i + 4);
+                             });
     } else {
       store_eights<HALF / 4>(row, token < g.m, tile.row, g.n,
                              [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
@@ -228,7 +262,7 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   }
 }
 
-template <typename T, int HALF, bool GATED>
+template <typename T, int HALF, bool GATED, WideOrder ORDER>
 __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
@@ -238,6 +272,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
   uint32_t parity = 0;
   cluster_wait();
   grid_dependency_wait();
+  const int parts = ORDER == WideOrder::Parts ? g.parts : 1;
   const int mine = cluster < tiles ? (tiles - 1 - cluster) / clusters + 1 : 0;
   int awaited = mine * g.k_blocks - g.stages;  // releases that producers wait for
   auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
@@ -245,37 +280,52 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     if (awaited-- > 0 && lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
   for (int index = cluster; index < tiles; index += clusters) {
-    if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
-    int held = -1;  // stage whose products may still run
-    for (int kb = 0; kb < g.k_blocks; ++kb) {
-      mbarrier_wait(ring.full + 8 * stage, parity);
-      const uint64_t x = wgmma_descriptor(ring.x(stage) + group * 64 * 128);
-      const uint64_t w = wgmma_descriptor(ring.w(stage));
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int first = 0; first < 2 * HALF; first += columns) {
-          auto& some = reinterpret_cast<float(&)[columns / 2]>(sums[first / 2]);
-          Wgmma<T, columns>::multiply(some, x + step * 2, w + first * 8 + step * 2, kb + step != 0);
-        }
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (held >= 0) release(held);
-      held = stage;
-      if (++stage == g.stages) stage = 0, parity ^= 1;
+    if constexpr (Chunk<T>::scaled && ORDER == WideOrder::Any) {
+      prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
     }
-    wgmma_wait<0>();
-    wgmma_results(sums);
-    release(held);
+    float total[ORDER == WideOrder::Parts ? HALF : 1];  // of the parts so far
+    for (int part = 0; part < parts; ++part) {
+      const int begin = part * g.k_blocks / parts, end = (part + 1) * g.k_blocks / parts;
+      int held = -1;  // stage whose products may still run
+      for (int kb = begin; kb < end; ++kb) {
+        mbarrier_wait(ring.full + 8 * stage, parity);
+        const uint64_t x = wgmma_descriptor(ring.x(stage) + group * 64 * 128);
+        const uint64_t w = wgmma_descriptor(ring.w(stage));
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+#pragma unroll
+          for (int first = 0; first < 2 * HALF; first += columns) {
+            auto& some = reinterpret_cast<float(&)[columns / 2]>(sums[first / 2]);
+            Wgmma<T, columns>::multiply(some, x + step * 2, w + first * 8 + step * 2, kb + step != begin);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (held >= 0) release(held);
+        held = stage;
+        if (++stage == g.stages) stage = 0, parity ^= 1;
+      }
+      wgmma_wait<0>();
+      wgmma_results(sums);
+      release(held);
+      if constexpr (ORDER == WideOrder::Parts) {
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) total[i] = part > 0 ? total[i] + sums[i] : sums[i];
+      }
+    }
+    auto& all = reinterpret_cast<float(&)[HALF]>(ORDER == WideOrder::Parts ? total[0] : sums[0]);
     const WideTile<HALF> tile(g, index, rank);
-    if constexpr (Chunk<T>::scaled) scale_sums<HALF, GATED>(g, tile, sums);
-    store_wide<HALF, GATED>(g, tile, sums);
+    if constexpr (ORDER != WideOrder::Any) {
+      if constexpr (!GATED) scale_sums_fixed<T, HALF>(g, tile, all);
+    } else if constexpr (Chunk<T>::scaled) {
+      scale_sums<HALF, GATED>(g, tile, all);
+    }
+    store_wide<HALF, GATED, ORDER != WideOrder::Any>(g, tile, all);
   }
 }
 
-template <typename T, int HALF, bool GATED>
+template <typename T, int HALF, bool GATED, WideOrder ORDER>
 __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const CUtensorMap& x_map, const WideArguments& g) {
   extern __shared__ unsigned char raw[];
   const WideRing<HALF> ring(raw, g.stages);
@@ -306,7 +356,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     }
   } else {
     registers_grow<232>();
-    consume_wide<T, HALF, GATED>(g, ring, rank, cluster, clusters, tiles);
+    consume_wide<T, HALF, GATED, ORDER>(g, ring, rank, cluster, clusters, tiles);
   }
   cluster_arrive();  // no CTA leaves while the other may still write or arrive here
   cluster_wait();
@@ -314,9 +364,10 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
 
 }  // namespace stoker
 
-#define STOKER_SM90_GEMM_WIDE(NAME, T, HALF, GATED)                                                                \
+#define STOKER_SM90_GEMM_WIDE(NAME, T, HALF, GATED) STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, GATED, Any)
+#define STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, GATED, ORDER)                                                      \
   extern "C" __global__ void __launch_bounds__(384, 1)                                                             \
       NAME(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                   \
            const __grid_constant__ stoker::WideArguments g) {                                                      \
-    stoker::sm90_gemm_wide<T, HALF, GATED>(w_map, x_map, g);                                                       \
+    stoker::sm90_gemm_wide<T, HALF, GATED, stoker::WideOrder::ORDER>(w_map, x_map, g);                                                       \
   }
