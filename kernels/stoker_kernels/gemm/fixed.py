@@ -30,8 +30,7 @@ FAMILIES = ("cluster", "multicast", "fixed")
 MOST_PARTS = 4
 # Up to STREAMED tokens bytes of the weight are all that counts; from SHARED_FROM on a tile without parts shares x.
 STREAMED, SHARED_FROM = 32, 64
-# Rows that give each SM two tiles of 128, which read x half as often as those of 64.
-MANY_ROWS = 32768
+SMS = 132  # of the card that the rules were found on: on any other they give the same bits
 # A K so long gives parts to sum in turn that take longer than twice those that are summed at once.
 LONG, AT_ONCE = 128, 2 * MAX_TOKENS
 
@@ -69,9 +68,16 @@ def tile_for(n: int, k_blocks: int, fp8: bool, m: int) -> Tile | WideTile:
         return table.busiest_fixed(False, fp8, n, m, parts)
     tokens = token_tile(m)
     if tokens > STREAMED and parts > 1:
-        return table.parse(f"128x1m1k{parts}", tokens)
-    tile = "128x1k1" if tokens > STREAMED and n >= MANY_ROWS else f"64x1k{parts}="
+        at_once = -(-n // GROUP_ROWS) * parts <= SMS
+        return table.parse(f"{GROUP_ROWS if at_once else 2 * GROUP_ROWS}x1m1k{parts}", tokens)
+    tile = "128x1k1" if tokens > STREAMED and _doubled(n) else f"64x1k{parts}="
     return replace(table.parse(tile, tokens), fixed=True)
+
+
+def _doubled(n: int) -> bool:
+    """Whether tiles of 128 rows, which read x half as often as those of 64, leave no more SMs without work."""
+    tiles = -(-n // (2 * GROUP_ROWS))
+    return tiles > SMS and -(-tiles // SMS) * 2 <= -(-n // GROUP_ROWS // SMS)
 
 
 @functools.cache
@@ -80,7 +86,8 @@ def gated_tile_for(n: int, m: int) -> Tile | WideTile:
     if m > SHARED_FROM:
         return table.busiest_fixed(True, False, n, m, 1)
     tokens = token_tile(m)
-    return replace(table.parse("64x1k1" if tokens > STREAMED else "64x1k1=", tokens), gated=True, fixed=True)
+    tile = "64x1k1=" if tokens <= STREAMED else "128x1k1" if _doubled(n) else "64x1k1"
+    return replace(table.parse(tile, tokens), gated=True, fixed=True)
 
 
 def linear(

@@ -9,6 +9,7 @@ Knows nothing of how batches run.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class BatchStore:
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError when the folder cannot be used."""
         self._folder = make_folder(folder)
-        self._ended: dict[str, Record] = {}
+        self._ended: set[str] = set()
 
     def place(self, name: str) -> Path:
         """The folder of one batch."""
@@ -44,12 +45,12 @@ class BatchStore:
 
     def records(self) -> list[Record]:
         """All batches."""
-        names = sorted(path.name for path in self._folder.glob(f"{BATCH_PREFIX}*"))
-        return [record for name in names if (record := self._load(name)) is not None]
+        return [record for name in self._names() if (record := self._load(name)) is not None]
 
     def unfinished(self) -> list[Record]:
-        """Those that have not come to their end."""
-        return [record for record in self.records() if record["status"] in UNFINISHED]
+        """Those that have not come to their end: who asks again and again reads each other one once."""
+        found = (self._load(name) for name in self._names() if name not in self._ended)
+        return [record for record in found if record is not None and record["status"] in UNFINISHED]
 
     def add(self, record: Record) -> None:
         """Take in a new batch. Raises StorageError."""
@@ -83,9 +84,11 @@ class BatchStore:
         """Whether somebody wants the end of a batch."""
         return (self.place(name) / "cancel").exists()
 
+    def _names(self) -> list[str]:
+        with os.scandir(self._folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name.startswith(BATCH_PREFIX))
+
     def _load(self, name: str) -> Record | None:
-        if name in self._ended:
-            return self._ended[name]
         path = self.place(name) / "batch.json"
         record = load_json(path, name, FIELDS)
         if record is None:
@@ -94,7 +97,7 @@ class BatchStore:
             log.error("%s has the status %.60r, so what it describes is left out", path, record["status"])
             return None
         if record["status"] not in UNFINISHED:
-            self._ended[name] = record
+            self._ended.add(name)
         elif record["status"] in ("validating", "in_progress") and self.cancel_asked(name):
             # What the owner is about to write.
             return entered(record, "cancelling")
