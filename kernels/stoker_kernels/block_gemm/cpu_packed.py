@@ -24,7 +24,7 @@ from stoker_kernels.quant import BlockRows, BlockWeight
 PACKED = ("Q8_0", "Q4_0", "Q4_1", "IQ4_NL")
 GROUP, COLUMNS = 16, 32
 # Multiplications below which a second thread costs more than it brings.
-THREAD_WORK = 1 << 20
+THREAD_WORK = 1 << 18
 # Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
 PARTS_PER_THREAD = 6
 _HALVES, _FLOATS = "cpu_packed", "cpu_packed_floats"

@@ -1,4 +1,5 @@
-// Threads that share the parts of one piece of work, for kernels on CPUs. They sleep between pieces.
+// Threads that share the parts of one piece of work, for kernels on CPUs. Between pieces they look for the next one for a
+// moment, letting whoever else wants the processor have it, and then sleep.
 //
 // Parts are taken one at a time, so that a thread which wakes up late, or shares its processor, does fewer of them, and
 // nobody waits for work that was not begun.
@@ -11,9 +12,12 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_HELPERS 63
+// A step's pieces follow each other within some 50 us; to wake a sleeper takes as long.
+#define LINGER_NS 150000
 
 typedef void (*DoPart)(const void *work, long part);
 
@@ -41,12 +45,25 @@ static void pool_take_parts(void) {
     for (long part; (part = atomic_fetch_add(&pool.next, 1)) < pool.parts;) function(work, part);
 }
 
+static long pool_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000l + now.tv_nsec;
+}
+
+// Waits for the next round, or for as long as it is worth.
+static void pool_linger(uint32_t seen) {
+    const long until = pool_now() + LINGER_NS;
+    while (atomic_load(&pool.round) == seen && pool_now() < until) sched_yield();
+}
+
 static void *pool_helper(void *number) {
     for (;;) {
         uint32_t seen = atomic_load(&pool.round);
         atomic_fetch_add(&pool.inside, 1);
         if (atomic_load(&pool.open) && (long)(intptr_t)number < atomic_load(&pool.wanted)) pool_take_parts();
         atomic_fetch_sub(&pool.inside, 1);
+        pool_linger(seen);
         atomic_fetch_add(&pool.sleepers, 1);
         if (atomic_load(&pool.round) == seen) syscall(SYS_futex, &pool.round, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
         atomic_fetch_sub(&pool.sleepers, 1);
