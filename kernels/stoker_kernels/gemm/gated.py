@@ -3,7 +3,8 @@
 Implementations, for `--kernel linear_silu_mul=NAME`: `fused` (SM 9.0, bf16 and e4m3; the default there: one kernel of
 our own where `table.GATED` has measured it to be faster, which reads the halves side by side by TMA and never
 writes [T, 2F]; it rounds once, where two kernels round gate and up first; e4m3 is then quantized by a kernel of its
-own) and `split` (`linear`, then `silu_and_mul`, or `silu_and_mul_quant`, on every device). Weights in integers are
+own), `split` (`linear`, then `silu_and_mul`, or `silu_and_mul_quant`, on every device) and, where batch invariance is
+demanded, `fixed` (SM 9.0, `fixed.py`). Weights in integers are
 those of the op `integer_silu_mul`: `own` (SM 9.0, `gated_integers.py`) and `split`; in GGUF's blocks of the op
 `block_silu_mul`: `own` (SM 9.0, `gated_blocks.py`, for many tokens) and `split`.
 Invariants: the weight is stored as for `linear`, gate rows before up rows, or as its layout says; each row of the
