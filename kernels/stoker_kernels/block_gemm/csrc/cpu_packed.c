@@ -17,6 +17,8 @@
 #include "cpu_pool.h"
 
 #define MOST_TOKENS 8
+// Bytes that are asked for ahead of a product: without it a step of one token takes 1.4 times as long.
+#define AHEAD 6144
 #define INLINE static inline __attribute__((always_inline))
 
 struct Work {
@@ -75,6 +77,8 @@ INLINE void group_product(const struct Work *w, int kind, const uint8_t *block, 
 #pragma GCC unroll 8
     for (int m = 0; m < tokens; m++) totals[m] = w->bias ? _mm512_loadu_ps(w->bias + row) : _mm512_setzero_ps();
     for (long at = 0; at < blocks; at++, block += planes * PLANE + (1 + offset) * 2 * GROUP, x += COLUMNS) {
+        for (int line = 0; line < planes * PLANE + (1 + offset) * 2 * GROUP; line += 64)
+            _mm_prefetch((const char *)block + AHEAD + line, _MM_HINT_T0);
         __m512 dots[MOST_TOKENS][2];
 #pragma GCC unroll 8
         for (int m = 0; m < tokens; m++) dots[m][0] = dots[m][1] = _mm512_setzero_ps();
