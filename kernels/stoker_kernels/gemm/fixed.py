@@ -30,7 +30,7 @@ FAMILIES = ("cluster", "multicast", "fixed")
 MOST_PARTS = 4
 # Up to STREAMED tokens bytes of the weight are all that counts; from SHARED_FROM on a tile without parts shares x.
 STREAMED, SHARED_FROM = 32, 64
-SMS = 132  # of the card that the rules were found on: on any other they give the same bits
+SMS = table.RESIDENT[0]  # of the card that the rules were found on: on any other they give the same bits
 # A K so long gives parts to sum in turn that take longer than twice those that are summed at once.
 LONG, AT_ONCE = 128, 2 * MAX_TOKENS
 
@@ -65,7 +65,7 @@ def tile_for(n: int, k_blocks: int, fp8: bool, m: int) -> Tile | WideTile:
     """The tile for m tokens with a weight of n rows and `k_blocks` · 128 bytes."""
     parts = parts_of(n, k_blocks)
     if m > (MAX_TOKENS if parts > 1 else SHARED_FROM):
-        return table.busiest_fixed(False, fp8, n, m, parts)
+        return table.busiest_of(False, fp8, n, m, parts)
     tokens = token_tile(m)
     if tokens > STREAMED and parts > 1:
         at_once = -(-n // GROUP_ROWS) * parts <= SMS
@@ -84,7 +84,7 @@ def _doubled(n: int) -> bool:
 def gated_tile_for(n: int, m: int) -> Tile | WideTile:
     """The tile for m tokens with n rows of gate and up in bf16."""
     if m > SHARED_FROM:
-        return table.busiest_fixed(True, False, n, m, 1)
+        return table.busiest_of(True, False, n, m, 1)
     tokens = token_tile(m)
     tile = "64x1k1=" if tokens <= STREAMED else "128x1k1" if _doubled(n) else "64x1k1"
     return replace(table.parse(tile, tokens), gated=True, fixed=True)

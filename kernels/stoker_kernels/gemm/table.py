@@ -164,15 +164,13 @@ def rule_gated(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
 @functools.cache
 def busiest_tile(gated: bool, fp8: bool, n: int, m: int) -> WideTile | None:
     """The wide tile that loses least with n rows and m > GATED_SMALL tokens; None where all leave too many SMs idle."""
-    ways = (False, True) if m > TOKENS else (False,)
-    every = [WideTile(rows, gated, by_tokens) for rows in rows_of(gated, fp8) for by_tokens in ways]
-    best = max(every, key=lambda tile: busy_share(tile, n, m) * _speed(tile, m))
+    best = busiest_of(gated, fp8, n, m, parts=0)
     return best if busy_share(best, n, m) >= BUSY else None
 
 
 @functools.cache
-def busiest_fixed(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
-    """The wide tile that loses least with n rows and m tokens, among those whose K has `parts` parts (`fixed.py`)."""
+def busiest_of(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
+    """The wide tile of `parts` (as WideTile has them) that loses least with n rows and m tokens."""
     ways = (False, True) if m > TOKENS else (False,)
     every = [WideTile(rows, gated, by_tokens, parts) for rows in rows_of(gated, fp8, parts) for by_tokens in ways]
     return max(every, key=lambda tile: busy_share(tile, n, m) * _speed(tile, m))

@@ -69,15 +69,15 @@ INLINE __m512 scales_at(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu
 // Sixteen rows against `tokens` rows of x; planes, offset and tokens are constants where it is called.
 INLINE void group_product(const struct Work *w, int kind, const uint8_t *block, long token, long row, int planes,
                           int offset, int tokens) {
-    long blocks = w->columns / COLUMNS;
+    long blocks = w->columns / COLUMNS, bytes = planes * PLANE + (1 + offset) * 2 * GROUP;
     const uint16_t *x = w->x + token * w->columns;
     const float *sums = w->sums + token * blocks;
     __m512i low = table_of(KINDS[kind].low), high = table_of(KINDS[kind].high);
     __m512 totals[MOST_TOKENS];
 #pragma GCC unroll 8
     for (int m = 0; m < tokens; m++) totals[m] = w->bias ? _mm512_loadu_ps(w->bias + row) : _mm512_setzero_ps();
-    for (long at = 0; at < blocks; at++, block += planes * PLANE + (1 + offset) * 2 * GROUP, x += COLUMNS) {
-        for (int line = 0; line < planes * PLANE + (1 + offset) * 2 * GROUP; line += 64)
+    for (long at = 0; at < blocks; at++, block += bytes, x += COLUMNS) {
+        for (long line = 0; line < bytes; line += 64)
             _mm_prefetch((const char *)block + AHEAD + line, _MM_HINT_T0);
         __m512 dots[MOST_TOKENS][2];
 #pragma GCC unroll 8
