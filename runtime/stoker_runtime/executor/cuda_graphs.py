@@ -2,7 +2,8 @@
 
 Invariants: a graph reads and writes only buffers that live as long as the executor, so replaying it is right for any
 lengths and any membership. A shape without a graph runs the same body eagerly, padded the same way. All graphs share
-one memory pool, which the first one fills and none keeps a part of: they never run at the same time.
+one memory pool, which the first one fills and none keeps a part of: they never run at the same time. Beside those that
+are prepared a bounded number stands (`spare_graphs.py`).
 Knows nothing of what the body computes.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from stoker_runtime.executor.device import hold
+from stoker_runtime.executor.spare_graphs import SPARE_GRAPHS, SpareGraphs
 from stoker_runtime.executor.step_shape import StepShape
 
 Step = Callable[[StepShape], torch.Tensor]
@@ -24,14 +26,20 @@ class StepGraphs:
     The body runs once eagerly before it is captured, because kernels load lazily and loading fails inside a capture.
     """
 
-    def __init__(self, step: Step, device: torch.device, pool_bytes: int, *, enabled: bool) -> None:
-        """`step` returns a view of a buffer that rests; its activations take up to `pool_bytes`."""
+    def __init__(
+        self, step: Step, device: torch.device, pool_bytes: int, *, enabled: bool, spare: int = SPARE_GRAPHS
+    ) -> None:
+        """`step` returns a view of a buffer that rests; its activations take up to `pool_bytes`.
+
+        `spare` graphs stand beside those that are prepared.
+        """
         self._step = step
         self._device = device
         self._pool_bytes = pool_bytes
         self._enabled = enabled and device.type == "cuda"
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._warm: set[StepShape] = set()
+        self._spare = SpareGraphs(spare)
         self._stream = torch.cuda.Stream(device) if self._enabled else None
 
     @property
@@ -39,21 +47,27 @@ class StepGraphs:
         """How many graphs exist."""
         return len(self._graphs)
 
-    def run(self, shape: StepShape, *, worth_capturing: bool = True) -> torch.Tensor:
-        """Run a step: replay its graph, or the body itself where it has none yet; the second time captures it too.
+    def run(self, shape: StepShape) -> torch.Tensor:
+        """Run a step: replay its graph, or the body itself where it has none; a shape that comes again is captured too.
 
         Returns what the body returns; of a graph, the same tensor at every replay.
         """
+        if not self._enabled:
+            return self._step(shape)
+        self._spare.ran(shape)
         captured = self._graphs.get(shape)
         if captured is not None:
             graph, output = captured
             graph.replay()
             return output
         output = self._step(shape)
-        if worth_capturing and self._enabled:
-            if shape in self._warm:
-                self._capture(shape)
-            self._warm.add(shape)
+        self._warm.add(shape)
+        admitted, leaver = self._spare.admit(shape)
+        if leaver is not None:
+            torch.cuda.current_stream().synchronize()  # it may be running
+            del self._graphs[leaver]
+        if admitted:
+            self._capture(shape)
         return output
 
     def missing(self, shapes: list[StepShape]) -> list[StepShape]:
@@ -92,3 +106,4 @@ class StepGraphs:
     def clear(self) -> None:
         """Drop every graph and the memory of their pool."""
         self._graphs.clear()
+        self._spare.clear()

@@ -70,13 +70,20 @@ def judge_memory(name: str, samples: Sequence[Sample], bounds: Bounds, of: Calla
     return Finding(name, late - early <= allowed, said)
 
 
-def judge_gaps(gaps: Sequence[Gaps], bounds: Bounds) -> Finding:
-    """Whether the 99th percentile of gaps between tokens stayed."""
-    early, late = Gaps.together(gaps[1:4]), Gaps.together(gaps[-3:])
+def judge_gaps(gaps: Sequence[Gaps], own: Sequence[Gaps], bounds: Bounds) -> Finding:
+    """Whether the 99th percentile of gaps between tokens stayed; `own`: how late this program's own loop was, which is
+    in them.
+    """
+
+    def parts(of: Sequence[Gaps]) -> tuple[Gaps, Gaps]:
+        return Gaps.together(of[1:4]), Gaps.together(of[-3:])
+
+    early, late = parts(gaps)
     if min(early.count, late.count) < FEWEST_GAPS:
         return Finding("gaps", None, f"too few to compare: {early.count} early, {late.count} late")
     first, last = early.quantile(0.99) * 1e3, late.quantile(0.99) * 1e3
     said = f"P99 between events {first:.1f} ms early, {last:.1f} ms late (may grow {bounds.drift:g}-fold)"
+    said += "; this program's own loop {:.1f} and {:.1f}".format(*(each.quantile(0.99) * 1e3 for each in parts(own)))
     return Finding("gaps", last <= first * bounds.drift, said)
 
 

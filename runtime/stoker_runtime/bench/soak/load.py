@@ -1,6 +1,8 @@
 """The load: clients that send one request after the other, more of them and fewer, until time or requests are over.
 
 Each tenth of the time climbs the same ladder of streams (1, 4, 16, … up to the most), so that tenths can be compared.
+The clients of a rung begin one after the other over its first half: all at once, thousands of them would keep this
+program from reading for a second, which is then in every gap.
 Invariants: a client has one request under way at most; each ends with a count in the tally, and within the patience;
 after the end no connection of the load is open.
 Knows nothing of what requests are, nor of verdicts.
@@ -27,6 +29,8 @@ SPARE_DESCRIPTORS = 64
 TICK_SECONDS = 0.05
 SAMPLE_SECONDS = 1.0
 FULL_SECONDS = 0.2
+RISING = 0.5
+"""The part of a rung in which its clients begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,18 @@ def ladder(most: int) -> list[int]:
     while steps[-1] * 4 <= most:
         steps.append(steps[-1] * 4)
     return steps if steps[-1] == most else [*steps, most]
+
+
+def level_at(steps: list[int], tenth: float) -> int:
+    """Clients that send at `tenth`, the part of a tenth that is over.
+
+    >>> [level_at([1, 4, 16], tenth) for tenth in (0, 0.2, 0.42, 0.6, 0.75, 0.9, 1)]
+    [1, 1, 2, 4, 10, 16, 16]
+    """
+    at = min(len(steps) - 1, int(tenth * len(steps)))
+    risen = min(1.0, (tenth * len(steps) - at) / RISING)
+    below = steps[max(at - 1, 0)]
+    return below + int((steps[at] - below) * risen)
 
 
 def allow_sockets(streams: int) -> None:
@@ -106,15 +122,16 @@ class Load:
             await watching
 
     async def _watch(self, memory_of: Callable[[], int | None]) -> None:
-        sampled = 0.0
+        sampled, due = 0.0, time.monotonic()
         while True:
-            tenth = self.share * TENTHS % 1.0
-            self._level = self._steps[min(len(self._steps) - 1, int(tenth * len(self._steps)))]
+            self._level = level_at(self._steps, self.share * TENTHS % 1.0)
             now = time.monotonic() - self._began
+            self.tally.late[self._tenth].add(now + self._began - due)
             if now - sampled >= SAMPLE_SECONDS and (pid := memory_of()) is not None:
                 sampled = now
                 device = await asyncio.to_thread(device_mib)
                 self.tally.samples.append(Sample(self.share, resident_mib(pid), device))
+            due = time.monotonic() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
 
     async def _client(self, at: int) -> None:
@@ -164,5 +181,9 @@ class Load:
         finally:
             del self.under_way[mark]
 
+    @property
+    def _tenth(self) -> int:
+        return min(TENTHS - 1, int(self.share * TENTHS))
+
     def _gap(self, seconds: float) -> None:
-        self.tally.gaps[min(TENTHS - 1, int(self.share * TENTHS))].add(seconds)
+        self.tally.gaps[self._tenth].add(seconds)

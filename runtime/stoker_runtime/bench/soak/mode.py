@@ -160,7 +160,7 @@ async def under_load(args: argparse.Namespace, url: str, pid: int | None, *, str
         judge_answers(tally),
         judge_memory("memory", tally.samples, bounds, lambda sample: sample.rss_mib),
         judge_memory("device memory", tally.samples, bounds, lambda sample: sample.device_mib),
-        judge_gaps(tally.gaps, bounds),
+        judge_gaps(tally.gaps, tally.late, bounds),
     ]
     try:
         findings.append(judge_held(before, await settled(url, args.api_key, pid, before, SETTLE_SECONDS)))
@@ -244,6 +244,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "most_streams": tally.most_streams,
         "memory": [asdict(sample) for sample in tally.samples],
         "gap_p99_ms": [gaps.quantile(0.99) * 1e3 for gaps in tally.gaps],
+        "own_late_p99_ms": [late.quantile(0.99) * 1e3 for late in tally.late],
     }
 
 

@@ -70,13 +70,17 @@ class Sampled:
 
 @dataclass(slots=True)
 class Tally:
-    """Everything counted. `ends` has `(kind, end)`, where an end is ok, full (429), or a word of what went wrong."""
+    """Everything counted. `ends` has `(kind, end)`, where an end is ok, full (429), or a word of what went wrong.
+
+    `gaps` are between tokens, `late` is how much later than asked this program itself came to look, both by tenth.
+    """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: dict[str, deque[str]] = field(default_factory=dict)
     tokens: int = 0
     most_streams: int = 0
     gaps: list[Gaps] = field(default_factory=lambda: [Gaps() for _ in range(TENTHS)])
+    late: list[Gaps] = field(default_factory=lambda: [Gaps() for _ in range(TENTHS)])
     samples: list[Sample] = field(default_factory=list)
     texts: list[Sampled] = field(default_factory=list)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +19,7 @@ from stoker_runtime.bench.soak.judge import (
     judge_texts,
     verdict,
 )
-from stoker_runtime.bench.soak.load import ladder
+from stoker_runtime.bench.soak.load import ladder, level_at
 from stoker_runtime.bench.soak.tally import TENTHS, Gaps, Sample, Tally
 
 BOUNDS = Bounds(growth=0.05, growth_mib=20.0, drift=1.5)
@@ -81,9 +83,14 @@ def test_gaps_that_grow_are_found_and_the_first_tenth_is_not() -> None:
                 found[-1].add(random.uniform(0.5, 1.5) * mean)
         return found
 
-    assert judge_gaps(gaps(5.0, *[0.02] * (TENTHS - 1)), BOUNDS).held
-    assert judge_gaps(gaps(*[0.02] * 7, *[0.05] * 3), BOUNDS).held is False
-    assert judge_gaps([Gaps() for _ in range(TENTHS)], BOUNDS).held is None
+    own = gaps(*[0.001] * 7, *[0.009] * 3)
+    assert judge_gaps(gaps(5.0, *[0.02] * (TENTHS - 1)), own, BOUNDS).held
+    grown = judge_gaps(gaps(*[0.02] * 7, *[0.05] * 3), own, BOUNDS)
+    assert grown.held is False
+    # How late the one who measured was stands beside it: early, and late.
+    early, late = re.fullmatch(r".*own loop ([\d.]+) and ([\d.]+)", grown.said).groups()  # type: ignore[union-attr]
+    assert 1 < float(early) < 2 < 9 < float(late) < 16
+    assert judge_gaps([Gaps() for _ in range(TENTHS)], own, BOUNDS).held is None
 
 
 def test_quantiles_are_within_two_percent() -> None:
@@ -108,6 +115,17 @@ def test_the_ladder_ends_at_the_most() -> None:
         assert steps[0] == 1
         assert steps[-1] == most
         assert steps == sorted(set(steps))
+
+
+def test_clients_begin_one_after_the_other() -> None:
+    """Every rung is reached, for half of its time, and no moment begins more than its share of the clients."""
+    for most in (1, 7, random.randint(20, 4096), 4096):
+        steps = ladder(most)
+        levels = [level_at(steps, at / 1000 / len(steps)) for at in range(1000 * len(steps))]
+        assert levels[0] == 1
+        assert levels == sorted(levels)
+        assert all(levels.count(step) >= 490 for step in steps)
+        assert max((late - early for early, late in pairwise(levels)), default=0) <= most / 300 + 1
 
 
 def test_the_last_lines_name_each_finding_that_failed_and_no_other() -> None:
