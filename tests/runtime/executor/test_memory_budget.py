@@ -109,7 +109,7 @@ def test_the_budget_is_used_and_kept(
     off = [f"{(each - budget) / budget:+.2%}" for each in (taken.built, *taken.loaded)]
     print(f"{shape}: {', '.join(off)} of {budget / GIB:.1f} GiB; grown by {taken.grown / MIB:.0f} MiB")
     assert max(taken.loaded) <= budget
-    assert taken.built >= 0.99 * budget
+    assert taken.loaded[-1] >= 0.99 * budget
     # All is allocated by then but cuBLAS's workspaces and what small tensors take.
     assert taken.grown <= 128 * MIB
 
