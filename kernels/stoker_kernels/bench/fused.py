@@ -56,8 +56,8 @@ class Sample:
 
 def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
     """The wide tiles worth timing for m tokens."""
-    ways = (False, True) if m > wide.TOKENS else (False,)
-    return [WideTile(rows, gated, by_tokens) for rows in wide.rows_of(gated, fp8) for by_tokens in ways]
+    small = m <= table.GATED_SMALL
+    return [tile for tile in wide.wide_tiles(gated, fp8, m) if (tile.tokens <= table.GATED_SMALL) == small]
 
 
 def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:
@@ -70,7 +70,8 @@ def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:
     tokens = small.token_tile(m)
     texts = [f"{kernel}k{size}{ring}" for kernel in ("64x1", "64x2", "128x1") for size in (1, 2) for ring in ("", "=")]
     tiles = [replace(table.parse(text, tokens), gated=True) for text in texts]
-    return [tile for tile in dict.fromkeys(tiles) if refused_cut(tile, weight) is None]
+    wide_ones = wide_tiles(m, gated=True, fp8=False) if tokens == GATED_SMALL else []
+    return [*(tile for tile in dict.fromkeys(tiles) if refused_cut(tile, weight) is None), *wide_ones]
 
 
 def family_of(tile: Tile | WideTile, *, fp8: bool) -> str:

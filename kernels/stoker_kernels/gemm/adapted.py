@@ -132,7 +132,7 @@ def fused_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraS
     n, k = weight.out_features, x.shape[1]
     if isinstance(weight, LinearWeight) and weight.kind == "dense" and 0 < len(x) <= MOST_TOKENS:
         out = torch.empty((len(x), n // 2), dtype=x.dtype, device=x.device)
-        if _taken(table.gated_tile(False, n, k, len(x)), Operands(x, weight.data, out), target, step):
+        if _taken(table.streaming_gated_tile(n, k, len(x)), Operands(x, weight.data, out), target, step):
             return out
     return split_silu_mul(x, weight, target, step)
 

@@ -26,8 +26,9 @@ from stoker_kernels.gemm.small import (
     token_tile,
 )
 from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
-from stoker_kernels.gemm.wide import CLUSTER, TOKENS, WideTile, pairing, rows_of
+from stoker_kernels.gemm.wide import CLUSTER, TOKENS, WideTile, pairing, rows_of, wide_tiles
 
+_WIDE = re.compile(r"(\d+)([rt]?)(?:m(\d+))?")
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
 
@@ -100,7 +101,8 @@ class GatedRow:
     """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
 
     `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
-    for more than GATED_SMALL tokens, up to a number of them; the last one goes on.
+    for more than GATED_SMALL tokens, up to a number of them; the last one goes on. A wide tile of GATED_SMALL tokens
+    that leaves next to no SM idle goes before a tile of them.
     """
 
     tiles: tuple[str | None, str | None, str | None, str | None]
@@ -114,7 +116,7 @@ SMALL_KERNELS, MOST_CTAS = ((64, 1), (64, 2), (128, 1), (128, 2)), 8
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
         ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),
-        ((128, "288r"), (256, "288t"), (512, "288r"), (8192, "256t")),
+        ((128, "288r"), (192, "144rm192"), (256, "288t"), (384, "192tm192"), (512, "288r"), (8192, "256t")),
     ),
     (17920, 1536): GatedRow(
         ("64x1k2=", "128x1k1=", "128x1k1=", "64x2k2"), ((128, "256r"), (1024, "288t"), (8192, "256t"))
@@ -128,9 +130,12 @@ GATED_SMALL = 64
 # Wide tiles of weights that were not measured one by one go by the part of an H200's SMs that has work in a round, of
 # which BUSY is enough. Where products bound the time (more than one block of tokens) 128 rows a tile take FEWER_ROWS
 # more than their share of 288, and pairs by tokens are worth SHARED_WEIGHT. Fitted to 62 random and published weights
-# of up to MOST_ROWS rows (`sweep`): 1% behind the best tile or cuBLAS in the mean.
+# of up to MOST_ROWS rows (`sweep`): 1% behind the best tile or cuBLAS in the mean. The second of each is of tiles of
+# 192 tokens, fitted to eight weights of gate and up and 65 to 512 tokens; 272 rows serve one block of tokens alone.
 SM_PAIRS = 66
-BUSY, FEWER_ROWS, SHARED_WEIGHT = 0.65, 0.12, 1.02
+BUSY, FEWER_ROWS, SHARED_WEIGHT = 0.65, (0.12, 0.08), (1.02, 1.05)
+# With 33 to 64 tokens, where bytes alone count, a wide tile is faster by up to 6% that has work for so many SMs.
+BUSY_WITH_FEW = 0.93
 MOST_ROWS = 65536
 # How near a weight is to a measured one is a matter of its rows, which tiles cut, more than of K: with 48 random ones,
 # up to 64 tokens, the nearest one's tile is 3% behind the best in bf16, and 6% where both count alike.
@@ -157,8 +162,32 @@ def rule_gated(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
             return busiest_tile(True, fp8, n, m)
         text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
         return None if text is None else parse_wide(text)
+    if not fp8 and token_tile(m) == GATED_SMALL and (wide := wide_of_few(n)) is not None:
+        return wide
+    return _small_gated(row, m)
+
+
+def streaming_gated_tile(n: int, k: int, m: int) -> Tile | None:
+    """The tile for few tokens of a bf16 [n, k] weight of gate and up, which alone adds what adapters do; None for two
+    kernels.
+    """
+    tile = gated_tile(False, n, k, m)
+    if isinstance(tile, WideTile):
+        return _small_gated(nearest_gated(False, n, k), m) if m <= GATED_SMALL else None
+    return tile
+
+
+def _small_gated(row: GatedRow, m: int) -> Tile | None:
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]
     return None if text is None else _parse_gated(text, token_tile(m))
+
+
+@functools.cache
+def wide_of_few(n: int) -> WideTile | None:
+    """The wide tile for 33 to GATED_SMALL tokens and n rows of gate and up in bf16; None where it leaves SMs idle."""
+    every = (tile for tile in wide_tiles(True, False, GATED_SMALL) if tile.tokens == GATED_SMALL)
+    best = max(every, key=lambda tile: busy_share(tile, n, GATED_SMALL))
+    return best if busy_share(best, n, GATED_SMALL) >= BUSY_WITH_FEW else None
 
 
 @functools.cache
@@ -171,16 +200,17 @@ def busiest_tile(gated: bool, fp8: bool, n: int, m: int) -> WideTile | None:
 @functools.cache
 def busiest_of(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
     """The wide tile of `parts` (as WideTile has them) that loses least with n rows and m tokens."""
-    ways = (False, True) if m > TOKENS else (False,)
-    every = [WideTile(rows, gated, by_tokens, parts) for rows in rows_of(gated, fp8, parts) for by_tokens in ways]
-    return max(every, key=lambda tile: busy_share(tile, n, m) * _speed(tile, m))
+    every = [tile for tile in wide_tiles(gated, fp8, m, parts) if tile.tokens > GATED_SMALL]
+    every = [tile for tile in every if m <= TOKENS or tile.halved or tile.tokens > TOKENS]
+    return max(every, key=lambda tile: useful_share(tile, n, m) * _speed(tile, m))
 
 
 def _speed(tile: WideTile, m: int) -> float:
     """How fast a tile's products are, against 288 rows by rows; up to one block of tokens bytes count, not products."""
     if m <= TOKENS:
         return 1.0
-    return (SHARED_WEIGHT if tile.by_tokens else 1.0) / (1 + FEWER_ROWS * (288 - tile.rows) / 160)
+    kind = tile.tokens > TOKENS
+    return (SHARED_WEIGHT[kind] if tile.by_tokens else 1.0) / (1 + FEWER_ROWS[kind] * (288 - tile.rows) / 160)
 
 
 def bf16_wide_tile(n: int, m: int) -> WideTile | None:
@@ -191,14 +221,25 @@ def bf16_wide_tile(n: int, m: int) -> WideTile | None:
 
 def busy_share(tile: WideTile, n: int, m: int) -> float:
     """The part of the SMs' rounds that works on rows of the weight, and on blocks of tokens, that are there."""
+    return useful_share(tile, n, -(-m // tile.tokens) * tile.tokens)
+
+
+def useful_share(tile: WideTile, n: int, m: int) -> float:
+    """The part of the SMs' rounds that works on rows of the weight, and on tokens, that are there."""
     rounds = -(-pairing(tile, n, m, SM_PAIRS).tiles // SM_PAIRS)
-    return n * -(-m // TOKENS) / (rounds * SM_PAIRS * CLUSTER * tile.rows)
+    return n * m / (rounds * SM_PAIRS * CLUSTER * tile.rows * tile.tokens)
 
 
 @functools.cache
 def parse_wide(text: str) -> WideTile:
-    """The gated wide tile that a number of rows names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
-    return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
+    """The gated wide tile that a number of rows names; "r" behind it: pairs of CTAs by rows, "t": by tokens; "m192"
+    behind that: of so many tokens. Raises ValueError.
+    """
+    found = _WIDE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no wide tile")
+    rows, way, tokens = found.groups()
+    return WideTile(int(rows), True, {"r": False, "t": True}.get(way), tokens=int(tokens or TOKENS))
 
 
 @functools.cache
@@ -261,7 +302,8 @@ def named(text: str, fp8: bool, gated: bool, m: int) -> Tile | WideTile | None:
         return None
     if "x" not in text:
         wide = replace(parse_wide(text), gated=gated)
-        if wide.rows not in rows_of(gated, fp8) or m <= GATED_SMALL or text_of(wide) != text:
+        fits = m <= GATED_SMALL if wide.tokens == GATED_SMALL else m > GATED_SMALL
+        if wide.rows not in rows_of(gated, fp8, tokens=wide.tokens) or not fits or text_of(wide) != text:
             raise ValueError(f"{text!r} is no wide tile for {m} tokens")
         return wide
     found = _TILE.fullmatch(text)
@@ -279,7 +321,7 @@ def text_of(tile: Tile | WideTile) -> str:
     """The text that `parse`, or `parse_wide`, makes this tile of."""
     if isinstance(tile, WideTile):
         ways = {None: "", False: "r", True: "t"}
-        return f"{tile.rows}{ways[tile.by_tokens]}"
+        return f"{tile.rows}{ways[tile.by_tokens]}" + (f"m{tile.tokens}" if tile.tokens != TOKENS else "")
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
     share = f"m{tile.share}" if tile.family == "multicast" else ""
     return f"{tile.rows}x{tile.chunks}{share}k{tile.split}{ring}"

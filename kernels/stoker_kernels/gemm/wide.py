@@ -1,7 +1,8 @@
 """GEMM of 128 tokens × 128 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
-beyond. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
+beyond. Tiles of 64 tokens leave the ring more room, those of 192 read a weight once that is read twice by blocks of
+128. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
 for each row of the weight and each token.
 Invariants: nothing is allocated; a row of the result does not depend on the number of tokens; no K is split.
 Does not know: where it is faster than cuBLAS.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,17 +20,17 @@ from stoker_kernels.gemm.small import SHARED_LIMIT, Operands
 from stoker_kernels.launch import cuda
 from stoker_kernels.quant import FP8
 
-TOKENS = 128  # of a CTA's tile
+TOKENS = 128  # of a CTA's tile, where it has no other number
 CLUSTER = 2
-THREADS = 3 * 128
 ARCH = "sm_90a"
 ROWS = (128, 160, 192, 224, 256, 288)
 PLAIN_ROWS = (128, 160, 192, 224)
+BF16_GATED_ROWS = {64: (224, 256, 272, 288), TOKENS: (*ROWS[:-1], 272, 288), 192: (112, 128, 144, 160, 192)}
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` of the weight a CTA (as `rows_of` has them); `gated` as above.
+    """`rows` of the weight and `tokens` a CTA (as `rows_of` has them); `gated` as above.
 
     `by_tokens` as in Pairing, or None: the faster way. `parts`: bits are those of a `fixed` small tile that cuts K
     into so many; 0: any.
@@ -39,11 +40,22 @@ class WideTile:
     gated: bool
     by_tokens: bool | None = None
     parts: int = 0
+    tokens: int = TOKENS
+
+    @property
+    def halved(self) -> bool:
+        """Whether each CTA of a pair can load half of the rows: of gate and up they go by sixteen. Else x is shared."""
+        return not self.gated or self.rows % 32 == 0
+
+    @property
+    def threads(self) -> int:
+        """A warpgroup for 64 tokens, and one that loads."""
+        return (self.tokens // 64 + 1) * 128
 
     @property
     def stage_bytes(self) -> int:
         """128 bytes of K of weight and tokens."""
-        return (self.rows + TOKENS) * 128
+        return (self.rows + self.tokens) * 128
 
     @property
     def stages(self) -> int:
@@ -58,11 +70,29 @@ class WideTile:
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
         kind = "gated_" if self.gated else "parts_" if self.parts > 1 else ""
-        return f"{stem(dtype, fixed=self.parts > 0)}_{kind}n{self.rows}"
+        of = f"_m{self.tokens}" if self.tokens != TOKENS else ""
+        return f"{stem(dtype, fixed=self.parts > 0)}_{kind}n{self.rows}{of}"
 
 
-def rows_of(gated: bool, fp8: bool, parts: int = 0) -> tuple[int, ...]:
-    """The compiled numbers of rows."""
+def tokens_of(gated: bool, fp8: bool, parts: int = 0) -> tuple[int, ...]:
+    """The compiled numbers of tokens a CTA."""
+    return tuple(BF16_GATED_ROWS) if gated and not fp8 and not parts else (TOKENS,)
+
+
+def wide_tiles(gated: bool, fp8: bool, m: int, parts: int = 0) -> list[WideTile]:
+    """Every compiled tile, both ways where there are two for m tokens."""
+    sizes = [(rows, tokens) for tokens in tokens_of(gated, fp8, parts) for rows in rows_of(gated, fp8, parts, tokens)]
+    by_rows = [WideTile(rows, gated, False, parts, tokens) for rows, tokens in sizes]
+    by_tokens = [replace(tile, by_tokens=True) for tile in by_rows if tile.halved and m > tile.tokens]
+    return [*by_rows, *by_tokens]
+
+
+def rows_of(gated: bool, fp8: bool, parts: int = 0, tokens: int = TOKENS) -> tuple[int, ...]:
+    """The compiled numbers of rows beside so many tokens; none where `tokens` are not."""
+    if gated and not fp8 and not parts:
+        return BF16_GATED_ROWS.get(tokens, ())
+    if tokens != TOKENS:
+        return ()
     if parts > 1:
         return (128,) if fp8 else (128, 160)
     return ROWS if gated or (fp8 and not parts) else PLAIN_ROWS
@@ -106,9 +136,9 @@ def pairing(tile: WideTile, n: int, m: int, pairs: int) -> Pairing:
 
     By tokens L2 gives a quarter less, and a tile that one CTA has no part of costs as much as a whole one.
     """
-    by_rows = Pairing(False, -(-n // (CLUSTER * tile.rows)), -(-m // TOKENS))
-    by_tokens = Pairing(True, -(-n // tile.rows), -(-m // (CLUSTER * TOKENS)))
-    faster = m > TOKENS and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs)
+    by_rows = Pairing(False, -(-n // (CLUSTER * tile.rows)), -(-m // tile.tokens))
+    by_tokens = Pairing(True, -(-n // tile.rows), -(-m // (CLUSTER * tile.tokens)))
+    faster = tile.halved and m > tile.tokens and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs)
     return by_tokens if (faster if tile.by_tokens is None else tile.by_tokens) else by_rows
 
 
@@ -120,6 +150,8 @@ def refusal(tile: WideTile, o: Operands) -> str | None:
         return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
     if k % chunk or n % (16 if tile.gated else 8) or m == 0:
         return f"K = {k} is not a multiple of {chunk}, N = {n} not of {16 if tile.gated else 8}, or M is 0"
+    if tile.by_tokens and not tile.halved:
+        return f"{tile.rows} rows of gate and up cannot be halved, so pairs by tokens cannot share them"
     if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
         return "rows have to be contiguous"
     starts = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2, o.x.data_ptr(), o.weight.data_ptr())
@@ -143,7 +175,7 @@ def _refused_scales(tile: WideTile, o: Operands) -> str | None:
 @functools.cache
 def _weight_map(address: int, n: int, k: int, element_size: int, tile: WideTile) -> ctypes.Array[ctypes.c_char]:
     if tile.gated:
-        return cuda.paired_map_at(address, n, k, element_size, tile.rows // 2)
+        return cuda.paired_map_at(address, n, k, element_size, tile.rows // 2 if tile.halved else tile.rows)
     return cuda.tensor_map_at(address, n, k, k, element_size, tile.rows // 2)
 
 
@@ -151,7 +183,7 @@ def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
     (n, k), m, device, dtype = o.weight.shape, o.x.shape[0], o.x.device, o.weight.dtype
     name = stem(dtype, fixed=tile.parts > 0)
-    chosen = cuda.kernel(name, ARCH, tile.kernel_name(dtype), tile.shared_bytes, THREADS, device.index or 0)
+    chosen = cuda.kernel(name, ARCH, tile.kernel_name(dtype), tile.shared_bytes, tile.threads, device.index or 0)
     resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
@@ -161,5 +193,5 @@ def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
         tile.stages, dealt.by_tokens, o.w_scale is not None and o.w_scale.numel() > 1, tile.parts,
     )  # fmt: skip
     w_map = _weight_map(o.weight.data_ptr(), n, k, dtype.itemsize, tile)
-    maps = [w_map, cuda.tensor_map(o.x, TOKENS // CLUSTER)]
+    maps = [w_map, cuda.tensor_map(o.x, tile.tokens // CLUSTER)]
     cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

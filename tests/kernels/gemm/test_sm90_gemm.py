@@ -78,15 +78,23 @@ def test_wide_tiles_match_at_each_number_of_tokens(machine: GemmMachine, by_toke
     product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
 
 
-@PAIRS
-@pytest.mark.parametrize(
-    ("rows", "gated"), [(rows, gated) for gated in (False, True) for rows in wide.rows_of(gated, fp8=False)]
-)
+@pytest.mark.parametrize("tile", [*wide.wide_tiles(False, False, 8192), *wide.wide_tiles(True, False, 8192)], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
-def test_wide_tiles_match_at_each_shape(
-    machine: GemmMachine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
-) -> None:
-    product(machine, WideTile(rows, gated, by_tokens), 70, n, k)
+def test_wide_tiles_match_at_each_shape(machine: GemmMachine, tile: WideTile, n: int, k: int) -> None:
+    product(machine, tile, 70, n, k)
+
+
+@pytest.mark.parametrize("tile", [tile for tile in wide.wide_tiles(True, False, 8192) if tile.tokens != 128], ids=str)
+@pytest.mark.parametrize("m", [1, 63, 65, 191, 193, 400])
+def test_wide_tiles_of_other_numbers_of_tokens_match(machine: GemmMachine, tile: WideTile, m: int) -> None:
+    product(machine, tile, m, 4 * tile.rows + 48, 192, resident=2)
+
+
+def test_rows_that_cannot_be_halved_are_not_shared(machine: GemmMachine) -> None:
+    o = Operands(torch.ones(200, 64).to(BF16), torch.ones(288, 64).to(BF16), torch.empty(200, 144, dtype=BF16))
+    assert "cannot be halved" in str(wide.refusal(WideTile(272, True, True), o))
+    assert wide.refusal(WideTile(272, True), o) is None
+    assert not pairing(WideTile(272, True), 2176, 1024, 66).by_tokens
 
 
 @PAIRS

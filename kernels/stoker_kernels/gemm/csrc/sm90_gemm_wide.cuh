@@ -1,12 +1,12 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
-// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), all rows an
-// instruction or, of 288, half of them. The two CTAs of a cluster share one operand, of which each loads half and
+// A CTA multiplies 64 · GROUPS tokens with 2 · HALF rows of W: a consumer warpgroup for 64 tokens (wgmma's M side), all rows
+// an instruction or, of more than 256, half of them. The two CTAs of a cluster share one operand, of which each loads half and
 // multicasts it to both, so that it crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for
 // up to 128 tokens there is no other way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB
-// from L2 a k block instead of 45 (of 288 rows), which at the tensor cores' full speed are 30 bytes a cycle and SM instead
-// of 39, of the 39 that L2 has.
-// One thread of a third warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
+// from L2 a k block instead of 45 (of 288 rows and 128 tokens), which at the tensor cores' full speed are 30 bytes a cycle
+// and SM instead of 39, of the 39 that L2 has.
+// One thread of a last warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
 // previous kernel. Clusters are persistent and take tiles in turn; the ring fills for the next tile while one is stored.
 //
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
@@ -24,7 +24,6 @@
 
 namespace stoker {
 
-constexpr int WIDE_TOKENS = 128;
 constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of W, so that both stay in L2
 
 // Which order sums have: any that is fast, that of a CTA that multiplies all of K, or that of `parts` CTAs.
@@ -42,9 +41,19 @@ struct WideArguments {
   int w_scale_step, parts;                         // parts of K, of which each k block belongs to one
 };
 
-template <int HALF>
+// 2 · HALF rows × 64 · GROUPS tokens, the sizes of a tile.
+template <int HALF_, int GROUPS_>
+struct WideSize {
+  static constexpr int HALF = HALF_, GROUPS = GROUPS_, TOKENS = 64 * GROUPS, CONSUMERS = GROUPS * GROUP_THREADS;
+  // An SM's registers by warpgroups: 64 tokens × 288 rows need more than a third of them. Two have all that they can.
+  static constexpr bool SHARES_REGISTERS = GROUPS > 1;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 56 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 152 : 232;
+};
+
+template <typename SIZE>
 struct WideRing {
-  static constexpr int half_bytes = HALF * 128, w_bytes = 2 * half_bytes, x_bytes = WIDE_TOKENS * 128;
+  static constexpr int half_bytes = SIZE::HALF * 128, w_bytes = 2 * half_bytes;
+  static constexpr int x_bytes = SIZE::TOKENS * 128;
   static constexpr int stage_bytes = w_bytes + x_bytes;
   uint32_t base, full, empty;
 
@@ -58,27 +67,27 @@ struct WideRing {
 };
 
 // A CTA's part of a cluster's tile: its first row of W and its first token.
-template <int HALF>
+template <typename SIZE>
 struct WideTile {
   int row, token;
 
   // Tiles in an order that takes WIDE_GROUP tokens through all rows before the next.
   __device__ WideTile(const WideArguments& g, int index, int rank) {
-    const int group = WIDE_GROUP / WIDE_TOKENS >> g.by_tokens;
+    const int group = WIDE_GROUP / SIZE::TOKENS >> g.by_tokens;
     const int each = group * g.row_blocks, first = index / each * group;
     const int wide = max(1, min(group, g.token_blocks - first)), inside = index % each;  // 1: past the end
     const int row_block = inside / wide, token_block = first + inside % wide;
-    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * HALF;
-    token = (g.by_tokens ? token_block * 2 + rank : token_block) * WIDE_TOKENS;
+    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * SIZE::HALF;
+    token = (g.by_tokens ? token_block * 2 + rank : token_block) * SIZE::TOKENS;
   }
 };
 
 // The k blocks of a CTA's tiles, one by one.
-template <int HALF>
+template <typename SIZE>
 struct WideWalk {
   const WideArguments& g;
   int rank, index, step, k_block = 0;
-  WideTile<HALF> tile;
+  WideTile<SIZE> tile;
 
   __device__ WideWalk(const WideArguments& g_, int rank_, int cluster, int clusters)
       : g(g_), rank(rank_), index(cluster), step(clusters), tile(g_, cluster, rank_) {}
@@ -86,26 +95,29 @@ struct WideWalk {
     if (++k_block < g.k_blocks) return;
     k_block = 0;
     index += step;
-    tile = WideTile<HALF>(g, index, rank);
+    tile = WideTile<SIZE>(g, index, rank);
   }
 };
 
-template <typename T, int HALF, bool GATED>
+template <typename T, typename SIZE, bool GATED>
 struct WideProducer {
   const CUtensorMap &w_map, &x_map;
   const WideArguments& g;
-  const WideRing<HALF>& ring;
+  const WideRing<SIZE>& ring;
   int rank;
   uint64_t w_policy, x_policy;
 
-  __device__ void load_w(const WideWalk<HALF>& u, int stage) const {
+  __device__ void load_w(const WideWalk<SIZE>& u, int stage) const {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
-    if (g.by_tokens) return load_half(u, stage, rank);
+    // Eights of gate and up are sixteen rows: where they cannot be halved, the map takes all, by rows alone.
+    if constexpr (!GATED || SIZE::HALF % 16 == 0) {
+      if (g.by_tokens) return load_half(u, stage, rank);
+      load_half(u, stage, 1);
+    }
     load_half(u, stage, 0);
-    load_half(u, stage, 1);
   }
-  __device__ void load_half(const WideWalk<HALF>& u, int stage, int half) const {
-    const int row = u.tile.row + half * HALF, k = u.k_block * Chunk<T>::elements;
+  __device__ void load_half(const WideWalk<SIZE>& u, int stage, int half) const {
+    const int row = u.tile.row + half * SIZE::HALF, k = u.k_block * Chunk<T>::elements;
     const uint32_t to = ring.w(stage) + half * ring.half_bytes, full = ring.full + 8 * stage;
     if constexpr (GATED) {
       if (g.by_tokens) {
@@ -119,8 +131,8 @@ struct WideProducer {
       tensor_load_2d(to, &w_map, k, row, full, w_policy);
     }
   }
-  __device__ void load_x(const WideWalk<HALF>& u, int stage) const {
-    const int k = u.k_block * Chunk<T>::elements, some = WIDE_TOKENS / 2;
+  __device__ void load_x(const WideWalk<SIZE>& u, int stage) const {
+    const int k = u.k_block * Chunk<T>::elements, some = SIZE::TOKENS / 2;
     const uint32_t full = ring.full + 8 * stage;
     if (g.by_tokens) {
       tensor_load_2d(ring.x(stage), &x_map, k, u.tile.token, full, x_policy);
@@ -132,19 +144,19 @@ struct WideProducer {
 };
 
 // The first of a consumer thread's two tokens; the other is 8 further.
-template <int HALF>
-__device__ __forceinline__ int token_of(const WideTile<HALF>& tile) {
+template <typename SIZE>
+__device__ __forceinline__ int token_of(const WideTile<SIZE>& tile) {
   const int t = threadIdx.x;
   return tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + t % 32 / 4;
 }
 
 // Brings a tile's scales and bias to L1 while it is multiplied, a line a thread.
-template <int HALF, bool GATED>
-__device__ __forceinline__ void prefetch_scales(const WideArguments& g, const WideTile<HALF>& tile) {
+template <typename SIZE, bool GATED>
+__device__ __forceinline__ void prefetch_scales(const WideArguments& g, const WideTile<SIZE>& tile) {
   constexpr int LINE = 32;  // scales
   const int first = LINE * static_cast<int>(threadIdx.x);
-  if (first < WIDE_TOKENS) prefetch_l1(g.x_scale + min(tile.token + first, g.m - 1));
-  if (first > (GATED ? HALF : 2 * HALF)) return;  // a line more than it has, for a tile that starts within one
+  if (first < SIZE::TOKENS) prefetch_l1(g.x_scale + min(tile.token + first, g.m - 1));
+  if (first > (GATED ? SIZE::HALF : 2 * SIZE::HALF)) return;  // a line more than it has, for a tile that starts within one
   const int column = min((GATED ? tile.row / 2 : tile.row) + first, g.n - 1);
   prefetch_l1(g.w_scale + column);
   if (GATED) prefetch_l1(g.w_scale + g.n + column);
@@ -153,11 +165,11 @@ __device__ __forceinline__ void prefetch_scales(const WideArguments& g, const Wi
 
 // Calls each(pairs, column, from) for this thread's two pairs of sums in every eight of columns: `column` of the result,
 // the nearest that there is, and row `from` of W. No branches, so that the loads of a loop run together.
-template <int HALF, bool GATED, typename Each>
-__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF],
+template <typename SIZE, bool GATED, typename Each>
+__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<SIZE>& tile, float (&sums)[SIZE::HALF],
                                            Each each) {
 #pragma unroll
-  for (int i = 0; i < HALF / 4; ++i) {
+  for (int i = 0; i < SIZE::HALF / 4; ++i) {
     const int first = GATED ? tile.row / 2 + i / 2 * 8 : tile.row + i * 8;
     const int column = min(first + 2 * static_cast<int>(threadIdx.x % 4), g.n - 2);
     each(sums + 4 * i, column, GATED && i % 2 ? g.n + column : column);
@@ -165,11 +177,12 @@ __device__ __forceinline__ void for_eights(const WideArguments& g, const WideTil
 }
 
 // Turns a tile's sums into those of scaled operands, plus the bias.
-template <int HALF, bool GATED>
-__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF]) {
+template <typename SIZE, bool GATED>
+__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<SIZE>& tile,
+                                           float (&sums)[SIZE::HALF]) {
   const int token = token_of(tile);
   const float x_scale[2] = {g.x_scale[min(token, g.m - 1)], g.x_scale[min(token + 8, g.m - 1)]};
-  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int, int from) {
+  for_eights<SIZE, GATED>(g, tile, sums, [&](float* pairs, int, int from) {
     const float2 scale = *reinterpret_cast<const float2*>(g.w_scale + from);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -178,7 +191,7 @@ __device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTil
     }
   });
   if (GATED || !g.bias) return;
-  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int column, int) {
+  for_eights<SIZE, GATED>(g, tile, sums, [&](float* pairs, int column, int) {
     const uint32_t two = *reinterpret_cast<const uint32_t*>(g.bias + column);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -189,15 +202,16 @@ __device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTil
 }
 
 // What `stage_block` of gemm_epilogue.cuh does with sums before it rounds them.
-template <typename T, int HALF>
-__device__ __forceinline__ void scale_sums_fixed(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF]) {
+template <typename T, typename SIZE>
+__device__ __forceinline__ void scale_sums_fixed(const WideArguments& g, const WideTile<SIZE>& tile,
+                                                 float (&sums)[SIZE::HALF]) {
   const int token = token_of(tile);
   float x_scale[2] = {1.f, 1.f};
   if constexpr (Chunk<T>::scaled) {
     x_scale[0] = g.x_scale[min(token, g.m - 1)];
     x_scale[1] = g.x_scale[min(token + 8, g.m - 1)];
   }
-  for_eights<HALF, false>(g, tile, sums, [&](float* pairs, int column, int) {
+  for_eights<SIZE, false>(g, tile, sums, [&](float* pairs, int column, int) {
     float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
     if constexpr (Chunk<T>::scaled) {
       scale[0] = g.w_scale[column * g.w_scale_step];
@@ -213,9 +227,9 @@ __device__ __forceinline__ void scale_sums_fixed(const WideArguments& g, const W
   });
 }
 
-template <int HALF, bool GATED, bool APART>
-__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
-                                           const float (&sums)[HALF]) {
+template <typename SIZE, bool GATED, bool APART>
+__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<SIZE>& tile,
+                                           const float (&sums)[SIZE::HALF]) {
   const int first = token_of(tile);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -223,23 +237,23 @@ __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTil
     const float* of = sums + 2 * h;
     __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
     if constexpr (GATED) {
-      store_eights<HALF / 8>(row, token < g.m, tile.row / 2, g.n,
+      store_eights<SIZE::HALF / 8>(row, token < g.m, tile.row / 2, g.n,
                              [&](int i) {
                                return APART ? silu_times_apart(of + 8 * i, of + 8 * i + 4)
                                             : silu_times(of + 8 * i, of + 8 * i + 4);
                              });
     } else {
-      store_eights<HALF / 4>(row, token < g.m, tile.row, g.n,
+      store_eights<SIZE::HALF / 4>(row, token < g.m, tile.row, g.n,
                              [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
   }
 }
 
-template <typename T, int HALF, bool GATED>
-__device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>& p, int cluster, int clusters, int tiles) {
+template <typename T, typename SIZE, bool GATED>
+__device__ __forceinline__ void produce_wide(const WideProducer<T, SIZE, GATED>& p, int cluster, int clusters, int tiles) {
   const int mine = cluster < tiles ? (tiles - 1 - cluster) / clusters + 1 : 0;
   const int units = mine * p.g.k_blocks, ahead = min(units, p.g.stages);
-  WideWalk<HALF> walk(p.g, p.rank, cluster, clusters), walk_x(p.g, p.rank, cluster, clusters);
+  WideWalk<SIZE> walk(p.g, p.rank, cluster, clusters), walk_x(p.g, p.rank, cluster, clusters);
   const bool issues = threadIdx.x % 32 == 0;
   auto fill = [&] {
     for (int i = 0; i < ahead; ++i, walk.next()) p.load_w(walk, i);
@@ -262,10 +276,11 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   }
 }
 
-template <typename T, int HALF, bool GATED, WideOrder ORDER>
-__device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
+template <typename T, typename SIZE, bool GATED, WideOrder ORDER>
+__device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<SIZE>& ring, int rank, int cluster,
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
+  constexpr int HALF = SIZE::HALF;
   constexpr int columns = HALF > 128 ? HALF : 2 * HALF;  // of the sums that one instruction makes: 256 at most
   float sums[HALF];
   int stage = 0;
@@ -281,7 +296,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
   };
   for (int index = cluster; index < tiles; index += clusters) {
     if constexpr (Chunk<T>::scaled && ORDER == WideOrder::Any) {
-      prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
+      prefetch_scales<SIZE, GATED>(g, WideTile<SIZE>(g, index, rank));
     }
     float total[ORDER == WideOrder::Parts ? HALF : 1];  // of the parts so far
     for (int part = 0; part < parts; ++part) {
@@ -315,29 +330,29 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
       }
     }
     auto& all = reinterpret_cast<float(&)[HALF]>(ORDER == WideOrder::Parts ? total[0] : sums[0]);
-    const WideTile<HALF> tile(g, index, rank);
+    const WideTile<SIZE> tile(g, index, rank);
     if constexpr (ORDER != WideOrder::Any) {
-      if constexpr (!GATED) scale_sums_fixed<T, HALF>(g, tile, all);
+      if constexpr (!GATED) scale_sums_fixed<T, SIZE>(g, tile, all);
     } else if constexpr (Chunk<T>::scaled) {
-      scale_sums<HALF, GATED>(g, tile, all);
+      scale_sums<SIZE, GATED>(g, tile, all);
     }
-    store_wide<HALF, GATED, ORDER != WideOrder::Any>(g, tile, all);
+    store_wide<SIZE, GATED, ORDER != WideOrder::Any>(g, tile, all);
   }
 }
 
-template <typename T, int HALF, bool GATED, WideOrder ORDER>
+template <typename T, typename SIZE, bool GATED, WideOrder ORDER>
 __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const CUtensorMap& x_map, const WideArguments& g) {
   extern __shared__ unsigned char raw[];
-  const WideRing<HALF> ring(raw, g.stages);
+  const WideRing<SIZE> ring(raw, g.stages);
   const int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
   const int tiles = g.row_blocks * g.token_blocks;
-  const bool producer = threadIdx.x >= 2 * GROUP_THREADS, loads = threadIdx.x / 32 == 2 * GROUP_THREADS / 32;
+  const bool producer = threadIdx.x >= SIZE::CONSUMERS, loads = threadIdx.x / 32 == SIZE::CONSUMERS / 32;
   if (loads && threadIdx.x % 32 == 0) {
     tensor_map_prefetch(&w_map);
     tensor_map_prefetch(&x_map);
     for (int s = 0; s < g.stages; ++s) {
       mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, 2 * 8);  // one arrival per consumer warp of both CTAs
+      mbarrier_init(ring.empty + 8 * s, 2 * 4 * SIZE::GROUPS);  // one arrival per consumer warp of both CTAs
     }
     mbarrier_init_fence();
   }
@@ -345,18 +360,18 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
   cluster_arrive();
   launch_dependents();
   if (producer) {
-    registers_shrink<40>();  // the sums of 64 tokens × 288 rows need more than a third of the SM's
+    if constexpr (SIZE::SHARES_REGISTERS) registers_shrink<SIZE::PRODUCER_REGISTERS>();
     if (loads) {
       const uint64_t w_policy = g.token_blocks == 1 ? policy_evict_first() : policy_evict_normal();
       const uint64_t x_policy = g.m <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
-      produce_wide(WideProducer<T, HALF, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
+      produce_wide(WideProducer<T, SIZE, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
       __syncwarp();
     } else {
       cluster_wait();
     }
   } else {
-    registers_grow<232>();
-    consume_wide<T, HALF, GATED, ORDER>(g, ring, rank, cluster, clusters, tiles);
+    if constexpr (SIZE::SHARES_REGISTERS) registers_grow<SIZE::CONSUMER_REGISTERS>();
+    consume_wide<T, SIZE, GATED, ORDER>(g, ring, rank, cluster, clusters, tiles);
   }
   cluster_arrive();  // no CTA leaves while the other may still write or arrive here
   cluster_wait();
@@ -364,10 +379,10 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
 
 }  // namespace stoker
 
-#define STOKER_SM90_GEMM_WIDE(NAME, T, HALF, GATED) STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, GATED, Any)
-#define STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, GATED, ORDER)                                                      \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                                             \
+#define STOKER_SM90_GEMM_WIDE(NAME, T, HALF, GATED) STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, 2, GATED, Any)
+#define STOKER_SM90_GEMM_WIDE_IN(NAME, T, HALF, GROUPS, GATED, ORDER)                                              \
+  extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                              \
       NAME(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                   \
            const __grid_constant__ stoker::WideArguments g) {                                                      \
-    stoker::sm90_gemm_wide<T, HALF, GATED, stoker::WideOrder::ORDER>(w_map, x_map, g);                                                       \
+    stoker::sm90_gemm_wide<T, stoker::WideSize<HALF, GROUPS>, GATED, stoker::WideOrder::ORDER>(w_map, x_map, g);   \
   }
