@@ -131,8 +131,10 @@ GATED_SMALL = 64
 # which BUSY is enough. Where products bound the time (more than one block of tokens) 128 rows a tile take FEWER_ROWS
 # more than their share of 288, and pairs by tokens are worth SHARED_WEIGHT. Fitted to 62 random and published weights
 # of up to MOST_ROWS rows (`sweep`): 1% behind the best tile or cuBLAS in the mean. The second of each is of tiles of
-# 192 tokens, fitted to eight weights of gate and up and 65 to 512 tokens; 272 rows serve one block of tokens alone.
+# 192 tokens, fitted to eight weights of gate and up and 65 to 512 tokens: they serve one block of tokens or two, and
+# 128 tokens with 272 rows one.
 SM_PAIRS = 66
+TWO_BLOCKS = 384
 BUSY, FEWER_ROWS, SHARED_WEIGHT = 0.65, (0.12, 0.08), (1.02, 1.05)
 # With 33 to 64 tokens, where bytes alone count, a wide tile is faster by up to 6% that has work for so many SMs.
 BUSY_WITH_FEW = 0.93
@@ -201,7 +203,8 @@ def busiest_tile(gated: bool, fp8: bool, n: int, m: int) -> WideTile | None:
 def busiest_of(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
     """The wide tile of `parts` (as WideTile has them) that loses least with n rows and m tokens."""
     every = [tile for tile in wide_tiles(gated, fp8, m, parts) if tile.tokens > GATED_SMALL]
-    every = [tile for tile in every if m <= TOKENS or tile.halved or tile.tokens > TOKENS]
+    if m > TOKENS:
+        every = [tile for tile in every if (m <= TWO_BLOCKS if tile.tokens > TOKENS else tile.halved)]
     return max(every, key=lambda tile: useful_share(tile, n, m) * _speed(tile, m))
 
 
