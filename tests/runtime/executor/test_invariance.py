@@ -138,7 +138,8 @@ def check_schedules(
         with LLM(model, **sizes, **crowd, num_cpu_blocks=swapped) as crowded:
             assert crowded.generate_tokens(prompts, params) == alone
             stats = crowded.engine.stats()
-        assert stats.preemptions > 0
+        # Layers with a window may give up so many pages that these prompts never run out of them.
+        assert stats.preemptions > 0 or (sight is not None and not swapped)
         assert stats.prefix_hits > 0
     # The step that a sequence which ended by a stop id was already in may be the only new one.
     assert len(seen) - known <= len(prompts)
