@@ -98,7 +98,7 @@ def check(
             x = _random_tokens(m, k, fp8)
             plain = linear_fp64(x, weight), sum_error(x, weight)
             expected = {True: silu_mul_fp64(*plain), False: plain}
-            ways = [*fused_tiles(m, weight.data), *(t for g in (True, False) for t in wide_tiles(m, gated=g, fp8=fp8))]
+            ways = [*fused_tiles(m, weight.data), *(t for g in (True, False) for t in wide.wide_tiles(g, fp8, m))]
             for tile in (tile for tile in dict.fromkeys(ways) if family_of(tile, fp8=fp8) == family):
                 found = _wrong(tile, x, weight, *expected[tile.gated])
                 right, wrong = right + (found is None), wrong + (found is not None)

@@ -1,4 +1,4 @@
-"""GEMM of 128 tokens × 128 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
+"""A GEMM of 64 to 192 tokens × 112 to 288 weight rows a CTA, pairs of which share x: host side of sm90_*_gemm_wide.
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
 beyond. Tiles of 64 tokens leave the ring more room, those of 192 read a weight once that is read twice by blocks of

@@ -3,7 +3,7 @@
 Invariants: a graph reads and writes only buffers that live as long as the executor, so replaying it is right for any
 lengths and any membership. A shape without a graph runs the same body eagerly, padded the same way. All graphs share
 one memory pool, which the first one fills and none keeps a part of: they never run at the same time. Beside those that
-are prepared a bounded number stands (`spare_graphs.py`).
+are prepared a bounded number stands (`graphs/spare_graphs.py`).
 Knows nothing of what the body computes.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 
 from stoker_runtime.executor.device import hold
-from stoker_runtime.executor.spare_graphs import SPARE_GRAPHS, SpareGraphs
-from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.executor.graphs.spare_graphs import SPARE_GRAPHS, SpareGraphs
+from stoker_runtime.executor.graphs.step_shape import StepShape
 
 Step = Callable[[StepShape], torch.Tensor]
 

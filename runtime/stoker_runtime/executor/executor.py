@@ -27,6 +27,7 @@ from stoker_runtime.executor.arena import kv_arena, upload
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.graphs.step_shape import StepShape, pack_ragged, prompt_targets, sampled_rows
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
@@ -37,7 +38,6 @@ from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.states.memory import StateCopies
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.executor.step_shape import StepShape, pack_ragged, prompt_targets, sampled_rows
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host

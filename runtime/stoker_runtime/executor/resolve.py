@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.spare_graphs import SPARE_GRAPHS
+from stoker_runtime.executor.graphs.spare_graphs import GRAPH_LAYER_BYTES, most_graphs
+from stoker_runtime.executor.graphs.step_shape import ShapeTable
 from stoker_runtime.executor.states.plan import snapshots_of
-from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.executor.windows.layout import kv_layout, pages_in
 from stoker_runtime.models.block_parts import scratch_bytes
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
@@ -26,10 +26,6 @@ from stoker_runtime.models.spec import ModelSpec
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 400 MiB when every kernel has run.
 RESERVE_BYTES = 512 * 1024**2
-# What a captured CUDA graph takes on the device for each layer: 24 KiB with 0.6B, 27 with 7B.
-GRAPH_LAYER_BYTES = 28 * 1024
-# Graphs are prepared for greedy rows and for plainly sampled ones.
-PREPARED_WAYS = 2
 # From here on a GPU has room for wide and long steps: beside 7B they take 3.2 GiB in all, the others 1.7.
 LARGE_GPU_BYTES = 36 * GIB
 # Most sequences and most tokens of a step, unless they are given.
@@ -337,14 +333,6 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     return max(activation_bytes(config, spec, step_shapes(config, spec).most_graphed), gathered)
 
 
-def captured_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """What all CUDA graphs that may stand take by themselves, without the activations that they share."""
-    if config.device == "cpu" or config.enforce_eager:
-        return 0
-    prepared = PREPARED_WAYS * len(step_shapes(config, spec).planned(("",), adapters=config.enable_lora))
-    return (prepared + SPARE_GRAPHS) * spec.num_layers * GRAPH_LAYER_BYTES
-
-
 def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
     """What of a GPU may be in use, by Stoker and all others together."""
     return int(min(memory.total * config.gpu_memory_utilization, memory.total - config.gpu_memory_reserve_gb * GIB))
@@ -356,13 +344,9 @@ def page_bytes(config: EngineConfig, spec: ModelSpec, beside: Beside = NOTHING_B
 
 
 def plan_memory(
-    config: EngineConfig,
-    spec: ModelSpec,
-    memory: DeviceMemory,
-    weights: int,
-    state: int,
+    config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int, state: int,
     beside: Beside = NOTHING_BESIDE,
-) -> MemoryPlan:
+) -> MemoryPlan:  # fmt: skip
     """Count the KV pages that fit beside `weights` and `state` bytes, or take `num_gpu_blocks` and check that they do.
 
     Both are of all models; what a draft model's pages and passes take is in `beside`.
@@ -379,7 +363,8 @@ def plan_memory(
         room = int(config.cpu_kv_gb * GIB)
     else:
         room = budget_bytes(config, memory) - memory.used - weights - plan.overhead
-        room -= captured_bytes(config, spec) + RESERVE_BYTES
+        graphs = 0 if config.enforce_eager else most_graphs(step_shapes(config, spec), adapters=config.enable_lora)
+        room -= graphs * spec.num_layers * GRAPH_LAYER_BYTES + RESERVE_BYTES
     taken = (
         f"{weights / GIB:.2f} GiB of weights, {plan.overhead / GIB:.2f} GiB of workspace and "
         f"{memory.used / GIB:.2f} GiB that were in use"

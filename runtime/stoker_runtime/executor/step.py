@@ -25,10 +25,10 @@ from stoker_runtime.executor.arena import kept_by_layer, state_arena
 from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
+from stoker_runtime.executor.graphs.step_shape import StepShape
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots, allocate_tables
 from stoker_runtime.executor.states.drafted import DraftedStates
-from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.windows.tables import NearTables
 from stoker_runtime.models.attention_plan import AttentionPlanner

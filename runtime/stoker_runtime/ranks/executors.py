@@ -17,10 +17,10 @@ import torch
 
 from stoker_runtime.errors import EngineDeadError
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.executor.graphs.step_shape import StepShape
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import SCORED_ROWS
 from stoker_runtime.executor.sleep import DeviceSleep
-from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.decoder import RankDecoder

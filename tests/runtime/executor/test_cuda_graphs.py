@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.executor.graphs.step_shape import StepShape
 
 pytestmark = pytest.mark.gpu
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from stoker_runtime.executor.spare_graphs import HALVED_AFTER, SpareGraphs
-from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.executor.graphs.spare_graphs import HALVED_AFTER, SpareGraphs
+from stoker_runtime.executor.graphs.step_shape import StepShape
 
 
 class Graphs:

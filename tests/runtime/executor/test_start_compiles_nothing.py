@@ -35,12 +35,12 @@ from stoker_runtime.executor.arena import KV_TORCH_DTYPES, kv_arena
 from stoker_runtime.executor.drafts.open import open_drafter
 from stoker_runtime.executor.drafts.plan import DraftHead, DraftModel
 from stoker_runtime.executor.executor import MAX_UPDATES
+from stoker_runtime.executor.graphs.step_shape import ShapeTable, StepShape
 from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.states.memory import StateCopies
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.executor.step_shape import ShapeTable, StepShape
 from stoker_runtime.models import decoder as decoder_module
 from stoker_runtime.models import inputs
 from stoker_runtime.models.architectures import build_spec

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from stoker_runtime.executor.step_shape import (
+from stoker_runtime.executor.graphs.step_shape import (
     GRAPH_PREFILLS,
     GRAPH_TOKENS,
     ShapeTable,
