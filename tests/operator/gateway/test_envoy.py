@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -43,6 +44,13 @@ async def ask(proxy: Any, model: str, messages: Any = ASKED, key: str = "none") 
     return str(answer.choices[0].message.content)
 
 
+async def answers(proxy: Any, model: str) -> bool:
+    try:
+        return bool(await ask(proxy, model))
+    except openai.InternalServerError:
+        return False
+
+
 async def test_requests_go_by_their_model(proxy: Any, engines: Engines, eventually: Eventually) -> None:
     one, two = await engines(2)
     proxy.tell(backend("egret", one, models=("egret", "bird-7b")), backend("heron", two))
@@ -62,6 +70,7 @@ async def test_requests_go_by_their_model(proxy: Any, engines: Engines, eventual
             await proxy.client("none").post("/completions", body=body, cast_to=object)
     proxy.tell(backend("heron", two), backend("stork", one))
     await serving(proxy, eventually, "heron", "stork")
+    await eventually(partial(answers, proxy, "stork"))  # the pods of a new model may be read after its name
     assert await ask(proxy, "stork") == str(one.port)
     with pytest.raises(openai.NotFoundError):
         await ask(proxy, "egret")
