@@ -54,23 +54,17 @@ class Sample:
     us: float
 
 
-def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
-    """The wide tiles worth timing for m tokens."""
-    small = m <= table.GATED_SMALL
-    return [tile for tile in wide.wide_tiles(gated, fp8, m) if (tile.tokens <= table.GATED_SMALL) == small]
-
-
 def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:
     """The fused tiles worth timing for m tokens."""
     fp8 = weight.dtype == FP8
     if m > GATED_SMALL:
-        return [*wide_tiles(m, gated=True, fp8=fp8)]
+        return [*wide.tiles_for(True, fp8, m)]
     if fp8:
         return []
     tokens = small.token_tile(m)
     texts = [f"{kernel}k{size}{ring}" for kernel in ("64x1", "64x2", "128x1") for size in (1, 2) for ring in ("", "=")]
     tiles = [replace(table.parse(text, tokens), gated=True) for text in texts]
-    wide_ones = wide_tiles(m, gated=True, fp8=False) if tokens == GATED_SMALL else []
+    wide_ones = wide.tiles_for(True, False, m) if tokens == GATED_SMALL else []
     return [*(tile for tile in dict.fromkeys(tiles) if refused_cut(tile, weight) is None), *wide_ones]
 
 
@@ -186,8 +180,8 @@ def time_products(model: str, weights: Weights, m: int, families: Sequence[str])
         tile = table.best_tile(fp8, n, k, m)
         if isinstance(tile, Tile):
             ways.append(("table", _own(tile, x)))
-        wide = [tile for tile in wide_tiles(m, gated=False, fp8=fp8) if family_of(tile, fp8=fp8) in families]
-        ways += [(label(tile), _own(tile, x)) for tile in wide]
+        plain = [tile for tile in wide.tiles_for(False, fp8, m) if family_of(tile, fp8=fp8) in families]
+        ways += [(label(tile), _own(tile, x)) for tile in plain]
         samples = [Sample(model, m, name, n, k, way, _each_us(run, every, m)) for way, run in ways]
         limit = limit_us(m, n, k, every[0].data.element_size())
         cells = " | ".join(f"{sample.way} {sample.us:.1f}" for sample in samples)

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.bench.fused import fused_tiles, wide_tiles
+from stoker_kernels.bench.fused import fused_tiles
 from stoker_kernels.gemm import choose as gemm_cuda
 from stoker_kernels.gemm import table as gemm_table
 from stoker_kernels.gemm import tiles as gemm_tiles
 from stoker_kernels.gemm.bench import cluster_tiles, complaint, multicast_tiles
 from stoker_kernels.gemm.reference import linear_fp64, silu_mul_fp64, sum_error
 from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile, token_tile
-from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.gemm.wide import WideTile, tiles_for
 from stoker_kernels.launch import pdl
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8, quantize_weight
@@ -106,7 +106,7 @@ class Bench:
         data, case = self.weights[0].data, self.case
         if case.gated:
             return [None, *fused_tiles(m, data)]
-        wide = wide_tiles(m, gated=False, fp8=case.fp8) if m > 64 else []
+        wide = tiles_for(False, case.fp8, m)
         small = [*cluster_tiles(token_tile(m), data), *multicast_tiles(token_tile(m), data)] if m <= MAX_TOKENS else []
         return [None, *small, *wide]
 

@@ -19,7 +19,7 @@ from stoker_kernels.gemm import fixed, gated, table, tiles
 from stoker_kernels.gemm.bench import BANDWIDTH, MODELS, Weights, random_operands, timed
 from stoker_kernels.gemm.choose import table as unbound
 from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile, token_tile
-from stoker_kernels.gemm.wide import WideTile, rows_of
+from stoker_kernels.gemm.wide import WideTile, wide_tiles
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import LinearWeight, Quantized
 
@@ -43,9 +43,7 @@ def candidates(n: int, k_blocks: int, fp8: bool, gate_up: bool, m: int) -> Itera
                 for ring in ("-", "") if 2 <= share * parts <= table.MOST_CTAS else ():
                     yield table.parse(f"{rows}x1m{share}k{parts}{ring}", tokens)
     if m > fixed.STREAMED:
-        for rows in rows_of(gate_up, fp8, parts):
-            for by_tokens in (False, True) if m > MAX_TOKENS else (False,):
-                yield WideTile(rows, gate_up, by_tokens, parts)
+        yield from wide_tiles(gate_up, fp8, m, parts)
 
 
 def _cluster(text: str, tokens: int, gate_up: bool) -> Iterator[Tile]:

@@ -26,7 +26,7 @@ from stoker_kernels.gemm.small import (
     token_tile,
 )
 from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
-from stoker_kernels.gemm.wide import CLUSTER, TOKENS, WideTile, pairing, rows_of, wide_tiles
+from stoker_kernels.gemm.wide import CLUSTER, FEW_TOKENS, TOKENS, WideTile, pairing, tiles_for
 
 _WIDE = re.compile(r"(\d+)([rt]?)(?:m(\d+))?")
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
@@ -126,7 +126,7 @@ GATED: dict[tuple[int, int], GatedRow] = {
 GATED_E4M3: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow((None, None, None, None), ((8192, "288"),)),
 }
-GATED_SMALL = 64
+GATED_SMALL = FEW_TOKENS
 # Wide tiles of weights that were not measured one by one go by the part of an H200's SMs that has work in a round, of
 # which BUSY is enough. Where products bound the time (more than one block of tokens) 128 rows a tile take FEWER_ROWS
 # more than their share of 288, and pairs by tokens are worth SHARED_WEIGHT. Fitted to 62 random and published weights
@@ -187,8 +187,7 @@ def _small_gated(row: GatedRow, m: int) -> Tile | None:
 @functools.cache
 def wide_of_few(n: int) -> WideTile | None:
     """The wide tile for 33 to GATED_SMALL tokens and n rows of gate and up in bf16; None where it leaves SMs idle."""
-    every = (tile for tile in wide_tiles(True, False, GATED_SMALL) if tile.tokens == GATED_SMALL)
-    best = max(every, key=lambda tile: busy_share(tile, n, GATED_SMALL))
+    best = max(tiles_for(True, False, GATED_SMALL), key=lambda tile: busy_share(tile, n, GATED_SMALL))
     return best if busy_share(best, n, GATED_SMALL) >= BUSY_WITH_FEW else None
 
 
@@ -202,7 +201,7 @@ def busiest_tile(gated: bool, fp8: bool, n: int, m: int) -> WideTile | None:
 @functools.cache
 def busiest_of(gated: bool, fp8: bool, n: int, m: int, parts: int) -> WideTile:
     """The wide tile of `parts` (as WideTile has them) that loses least with n rows and m tokens."""
-    every = [tile for tile in wide_tiles(gated, fp8, m, parts) if tile.tokens > GATED_SMALL]
+    every = tiles_for(gated, fp8, m, parts)
     if m > TOKENS:
         every = [tile for tile in every if (m <= TWO_BLOCKS if tile.tokens > TOKENS else tile.halved)]
     return max(every, key=lambda tile: useful_share(tile, n, m) * _speed(tile, m))
@@ -305,8 +304,7 @@ def named(text: str, fp8: bool, gated: bool, m: int) -> Tile | WideTile | None:
         return None
     if "x" not in text:
         wide = replace(parse_wide(text), gated=gated)
-        fits = m <= GATED_SMALL if wide.tokens == GATED_SMALL else m > GATED_SMALL
-        if wide.rows not in rows_of(gated, fp8, tokens=wide.tokens) or not fits or text_of(wide) != text:
+        if replace(wide, by_tokens=False) not in tiles_for(gated, fp8, m) or text_of(wide) != text:
             raise ValueError(f"{text!r} is no wide tile for {m} tokens")
         return wide
     found = _TILE.fullmatch(text)

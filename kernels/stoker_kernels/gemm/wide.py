@@ -20,12 +20,12 @@ from stoker_kernels.gemm.small import SHARED_LIMIT, Operands
 from stoker_kernels.launch import cuda
 from stoker_kernels.quant import FP8
 
-TOKENS = 128  # of a CTA's tile, where it has no other number
+TOKENS, FEW_TOKENS = 128, 64  # of a CTA's tile, where it has no other number; the least
 CLUSTER = 2
 ARCH = "sm_90a"
 ROWS = (128, 160, 192, 224, 256, 288)
 PLAIN_ROWS = (128, 160, 192, 224)
-BF16_GATED_ROWS = {64: (224, 256, 272, 288), TOKENS: (*ROWS[:-1], 272, 288), 192: (112, 128, 144, 160, 192)}
+BF16_GATED_ROWS = {FEW_TOKENS: (224, 256, 272, 288), TOKENS: (*ROWS[:-1], 272, 288), 192: (112, 128, 144, 160, 192)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +74,26 @@ class WideTile:
         return f"{stem(dtype, fixed=self.parts > 0)}_{kind}n{self.rows}{of}"
 
 
-def tokens_of(gated: bool, fp8: bool, parts: int = 0) -> tuple[int, ...]:
-    """The compiled numbers of tokens a CTA."""
-    return tuple(BF16_GATED_ROWS) if gated and not fp8 and not parts else (TOKENS,)
-
-
 def wide_tiles(gated: bool, fp8: bool, m: int, parts: int = 0) -> list[WideTile]:
     """Every compiled tile, both ways where there are two for m tokens."""
-    sizes = [(rows, tokens) for tokens in tokens_of(gated, fp8, parts) for rows in rows_of(gated, fp8, parts, tokens)]
-    by_rows = [WideTile(rows, gated, False, parts, tokens) for rows, tokens in sizes]
+    sizes = rows_of(gated, fp8, parts).items()
+    by_rows = [WideTile(rows, gated, False, parts, tokens) for tokens, every in sizes for rows in every]
     by_tokens = [replace(tile, by_tokens=True) for tile in by_rows if tile.halved and m > tile.tokens]
     return [*by_rows, *by_tokens]
 
 
-def rows_of(gated: bool, fp8: bool, parts: int = 0, tokens: int = TOKENS) -> tuple[int, ...]:
-    """The compiled numbers of rows beside so many tokens; none where `tokens` are not."""
+def tiles_for(gated: bool, fp8: bool, m: int, parts: int = 0) -> list[WideTile]:
+    """Those of them that may be fastest: up to FEW_TOKENS tiles of so many, beyond those of more."""
+    return [tile for tile in wide_tiles(gated, fp8, m, parts) if (tile.tokens == FEW_TOKENS) == (m <= FEW_TOKENS)]
+
+
+def rows_of(gated: bool, fp8: bool, parts: int = 0) -> dict[int, tuple[int, ...]]:
+    """The compiled numbers of rows, by the tokens of a CTA."""
     if gated and not fp8 and not parts:
-        return BF16_GATED_ROWS.get(tokens, ())
-    if tokens != TOKENS:
-        return ()
+        return BF16_GATED_ROWS
     if parts > 1:
-        return (128,) if fp8 else (128, 160)
-    return ROWS if gated or (fp8 and not parts) else PLAIN_ROWS
+        return {TOKENS: (128,) if fp8 else (128, 160)}
+    return {TOKENS: ROWS if gated or (fp8 and not parts) else PLAIN_ROWS}
 
 
 def stem(dtype: torch.dtype, *, fixed: bool = False) -> str:

@@ -236,7 +236,7 @@ def test_parts_of_clusters_and_of_wide_tiles_have_the_same_sums(
 ) -> None:
     # 13 k blocks in unequal parts; the last tile in part.
     shared = product(machine, multicast_tile(64, tokens, share, split), tokens - 3, 568, 832)
-    for rows in wide.rows_of(False, False, split):
+    for rows in wide.rows_of(False, False, split)[wide.TOKENS]:
         assert torch.equal(product(machine, WideTile(rows, False, None, split), tokens - 3, 568, 832), shared)
 
 

@@ -21,7 +21,7 @@ from stoker_kernels.gemm.tuned import (
     use_tuned,
     write_tuned,
 )
-from stoker_kernels.gemm.wide import WideTile, wide_tiles
+from stoker_kernels.gemm.wide import WideTile, tiles_for
 
 GPU = "NVIDIA Nothing 141GB (SXM)"
 WEIGHT = GemmWeight(7424, 2816, False, False)  # in no table
@@ -39,7 +39,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def every(weight: GemmWeight, m: int) -> list[Chosen]:
     """Tiles that are compiled, of all kinds, for m tokens."""
-    wide = [tile for tile in wide_tiles(weight.gated, weight.fp8, m) if (tile.tokens == 64) == (m <= 64)]
+    wide = tiles_for(weight.gated, weight.fp8, m)
     kernels = ("64x1", "64x2", "128x1") if m <= 64 else ("64x1", "128x1m1")
     texts = [f"{kernel}k{split}" for kernel in kernels for split in (2, 3, 4)]
     small: list[Chosen] = []

@@ -8,7 +8,7 @@ import torch
 
 from stoker_kernels.gemm import table
 from stoker_kernels.gemm.small import TOKEN_TILES
-from stoker_kernels.gemm.wide import WideTile, rows_of
+from stoker_kernels.gemm.wide import wide_tiles
 from stoker_kernels.launch import nvcc, wgmma_codegen
 from stoker_kernels.quant import FP8
 
@@ -50,8 +50,8 @@ def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: 
     names = set.union(*(function_names(path) for path in tmp_path.glob("*.cubin")))
     for dtype, measured in ((torch.bfloat16, table.GATED), (FP8, table.GATED_E4M3)):
         gated = (table.gated_tile(dtype == FP8, *shape, m) for shape in measured for m in (1, 16, 32, 64, 8192))
-        wide = (WideTile(rows, way) for way in (False, True) for rows in rows_of(way, dtype == FP8))
-        fixed = (WideTile(rows, False, None, parts) for parts in (1, 3) for rows in rows_of(False, dtype == FP8, parts))
+        wide = (tile for way in (False, True) for tile in wide_tiles(way, dtype == FP8, 1))
+        fixed = (tile for parts in (1, 3) for tile in wide_tiles(False, dtype == FP8, 1, parts))
         tiles = [*gated, *wide, *fixed]
         assert {tile.kernel_name(dtype) for tile in tiles if tile is not None} <= names
 

@@ -3,7 +3,7 @@
 
 #define WIDE(ROWS) STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_n##ROWS, __nv_bfloat16, ROWS / 2, false)
 #define WIDE_GATED(ROWS) STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_gated_n##ROWS, __nv_bfloat16, ROWS / 2, true)
-#define WIDE_GATED_OF(TOKENS, ROWS)                                                                                  \
+#define WIDE_GATED_OF(TOKENS, ROWS)                                                                             \
   STOKER_SM90_GEMM_WIDE_IN(sm90_bf16_gemm_wide_gated_n##ROWS##_m##TOKENS, __nv_bfloat16, ROWS / 2, TOKENS / 64, \
                            true, Any)
 

@@ -1,9 +1,9 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
-// A CTA multiplies 64 · GROUPS tokens with 2 · HALF rows of W: a consumer warpgroup for 64 tokens (wgmma's M side), all rows
-// an instruction or, of more than 256, half of them. The two CTAs of a cluster share one operand, of which each loads half and
-// multicasts it to both, so that it crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for
-// up to 128 tokens there is no other way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB
+// A CTA multiplies 64 · GROUPS tokens with 2 · HALF rows of W: a consumer warpgroup for 64 tokens (wgmma's M side), all
+// rows an instruction or, of more than 256, half of them. The two CTAs of a cluster share one operand, of which each loads
+// half and multicasts it to both, so that it crosses L2 once a cluster. By rows they take neighbouring rows of W and share
+// x: for one block of tokens there is no other way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB
 // from L2 a k block instead of 45 (of 288 rows and 128 tokens), which at the tensor cores' full speed are 30 bytes a cycle
 // and SM instead of 39, of the 39 that L2 has.
 // One thread of a last warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
@@ -52,8 +52,7 @@ struct WideSize {
 
 template <typename SIZE>
 struct WideRing {
-  static constexpr int half_bytes = SIZE::HALF * 128, w_bytes = 2 * half_bytes;
-  static constexpr int x_bytes = SIZE::TOKENS * 128;
+  static constexpr int half_bytes = SIZE::HALF * 128, w_bytes = 2 * half_bytes, x_bytes = SIZE::TOKENS * 128;
   static constexpr int stage_bytes = w_bytes + x_bytes;
   uint32_t base, full, empty;
 
@@ -238,13 +237,13 @@ __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTil
     __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
     if constexpr (GATED) {
       store_eights<SIZE::HALF / 8>(row, token < g.m, tile.row / 2, g.n,
-                             [&](int i) {
-                               return APART ? silu_times_apart(of + 8 * i, of + 8 * i + 4)
-                                            : silu_times(of + 8 * i, of + 8 * i + 4);
-                             });
+                                   [&](int i) {
+                                     return APART ? silu_times_apart(of + 8 * i, of + 8 * i + 4)
+                                                  : silu_times(of + 8 * i, of + 8 * i + 4);
+                                   });
     } else {
       store_eights<SIZE::HALF / 4>(row, token < g.m, tile.row, g.n,
-                             [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
+                                   [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
   }
 }

@@ -125,8 +125,9 @@ class Load:
         sampled, due = 0.0, time.monotonic()
         while True:
             self._level = level_at(self._steps, self.share * TENTHS % 1.0)
-            now = time.monotonic() - self._began
-            self.tally.late[self._tenth].add(now + self._began - due)
+            moment = time.monotonic()
+            self.tally.late[self._tenth].add(moment - due)
+            now = moment - self._began
             if now - sampled >= SAMPLE_SECONDS and (pid := memory_of()) is not None:
                 sampled = now
                 device = await asyncio.to_thread(device_mib)
