@@ -27,6 +27,7 @@ from stoker_runtime.executor.arena import kv_arena, upload
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.graphs.spare_graphs import PREPARED_MODES
 from stoker_runtime.executor.graphs.step_shape import StepShape, pack_ragged, prompt_targets, sampled_rows
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
@@ -41,7 +42,8 @@ from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
-from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE, Sampler
+from stoker_runtime.sampling.modes import GREEDY, MASKED
+from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows
 
@@ -372,7 +374,7 @@ class Executor:
     @torch.inference_mode()
     def idle(self) -> bool:
         """Use a moment without work: capture one more graph. False when there is nothing left to prepare."""
-        missing = self.graphs.missing(self._planned((GREEDY, SAMPLE)))
+        missing = self.graphs.missing(self._planned(PREPARED_MODES))
         if missing:
             self._prepare(missing[0])
         return len(missing) > 1

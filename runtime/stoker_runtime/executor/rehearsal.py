@@ -17,7 +17,7 @@ from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_runtime.executor.graphs.step_shape import ShapeTable, StepShape
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.sampling.sampler import GREEDY, SAMPLE
+from stoker_runtime.sampling.modes import GREEDY, SAMPLE
 
 # Tokens of one long chunk, alone: beyond what any graph has, and long enough for the tiles of long chunks.
 LONG_CHUNKS = (2049, 4096, 8192)

@@ -34,7 +34,8 @@ from stoker_runtime.executor.windows.tables import NearTables
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
-from stoker_runtime.sampling.sampler import MASKED, Sampler
+from stoker_runtime.sampling.modes import MASKED
+from stoker_runtime.sampling.sampler import Sampler
 
 
 class StepBody:

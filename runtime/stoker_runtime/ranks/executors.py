@@ -27,7 +27,7 @@ from stoker_runtime.parallel.decoder import RankDecoder
 from stoker_runtime.ranks.sleep import LeadSleep, RankSleep
 from stoker_runtime.ranks.wire import IDLE, STOP, Wire, adapter_message, command
 from stoker_runtime.sampling.logprobs import PendingPromptLogprobs
-from stoker_runtime.sampling.sampler import MASKED
+from stoker_runtime.sampling.modes import MASKED
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows, StepResult
 

@@ -27,14 +27,8 @@ from stoker_kernels.sampling import (
     typical_mask,
 )
 from stoker_runtime.sampling.masks import ALL, TokenMasks
+from stoker_runtime.sampling.modes import ADJUST, GREEDY, MASKED, MODES, SAMPLE, TYPICAL
 from stoker_runtime.step.batch import SlotAssign
-
-GREEDY = "greedy"
-SAMPLE = "sample"
-ADJUST = "adjust"
-TYPICAL = "typical"
-MASKED = "masked"
-MODES = (GREEDY, SAMPLE, ADJUST, TYPICAL, MASKED)
 
 
 class Sampler:

@@ -56,7 +56,7 @@ from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
-from stoker_runtime.sampling.sampler import ADJUST, GREEDY, SAMPLE, TYPICAL
+from stoker_runtime.sampling.modes import ADJUST, GREEDY, SAMPLE, TYPICAL
 from stoker_runtime.step.batch import SlotAssign
 from stoker_runtime.weights.layout import TORCH_DTYPES, WeightArena
 

@@ -32,7 +32,8 @@ from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
-from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
+from stoker_runtime.sampling.modes import GREEDY, SAMPLE
+from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.step.batch import PrefillChunk
 
 

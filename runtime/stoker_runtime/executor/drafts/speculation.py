@@ -29,7 +29,8 @@ from stoker_kernels.ragged import SlotTensors
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.executor.drafts.model import Drafter
-from stoker_runtime.sampling.sampler import GREEDY, Sampler
+from stoker_runtime.sampling.modes import GREEDY
+from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.step.batch import SlotAssign
 
 

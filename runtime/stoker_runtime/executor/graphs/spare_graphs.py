@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter
 
 from stoker_runtime.executor.graphs.step_shape import ShapeTable, StepShape
+from stoker_runtime.sampling.modes import GREEDY, SAMPLE
 
 # Beside those that are planned. The decodes and mixed steps of one way of sampling are some 150 shapes.
 SPARE_GRAPHS = 128
 # What a captured graph takes on the device for each layer: 24 KiB with 0.6B, 27 with 7B.
 GRAPH_LAYER_BYTES = 28 * 1024
-# Graphs are prepared for greedy rows and for plainly sampled ones.
-PREPARED_WAYS = 2
+# The ways of sampling for which graphs are prepared.
+PREPARED_MODES = (GREEDY, SAMPLE)
 # Counts are halved after so many steps: what ran a minute ago says little of now.
 HALVED_AFTER = 4096
 # Runs that a new shape must have more than twice those of the one it takes the place of: its capture pays for itself.
@@ -28,7 +29,7 @@ MORE_RUNS = 4
 
 def most_graphs(shapes: ShapeTable, *, adapters: bool) -> int:
     """How many graphs may stand at a time."""
-    return PREPARED_WAYS * len(shapes.planned(("",), adapters=adapters)) + SPARE_GRAPHS
+    return len(shapes.planned(PREPARED_MODES, adapters=adapters)) + SPARE_GRAPHS
 
 
 class SpareGraphs:
