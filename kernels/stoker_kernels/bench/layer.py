@@ -26,6 +26,7 @@ from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.gemm import choose, small, table, tiles
 from stoker_kernels.gemm.bench import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
 from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.tiles import AnyTile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import pdl
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
@@ -34,7 +35,7 @@ from stoker_kernels.rope import qk_norm_rope_kv_write
 
 PAGE, HEAD_DIM, EPS = 64, 128, 1e-6
 DEVICE = "cuda"
-Tiles = dict[tuple[int, int], Tile | WideTile | None]
+Tiles = dict[tuple[int, int], AnyTile | None]
 """(N, K) → tile of ours, or None for cuBLAS."""
 
 

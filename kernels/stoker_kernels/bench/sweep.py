@@ -24,13 +24,15 @@ import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench.fused import fused_tiles
+from stoker_kernels.bench.tune import parse_weight
 from stoker_kernels.gemm import choose as gemm_cuda
 from stoker_kernels.gemm import table as gemm_table
 from stoker_kernels.gemm import tiles as gemm_tiles
 from stoker_kernels.gemm.bench import cluster_tiles, complaint, multicast_tiles
 from stoker_kernels.gemm.reference import linear_fp64, silu_mul_fp64, sum_error
-from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile, token_tile
-from stoker_kernels.gemm.wide import WideTile, tiles_for
+from stoker_kernels.gemm.small import MAX_TOKENS, Operands, token_tile
+from stoker_kernels.gemm.spread import spread_tiles
+from stoker_kernels.gemm.wide import tiles_for
 from stoker_kernels.launch import pdl
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8, quantize_weight
@@ -48,7 +50,7 @@ PUBLISHED = {
     "llama-3.2-3b": ((5120, 3072), (3072, 3072), (16384, 3072), (3072, 8192)),
 }
 MEASURED = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
-ChosenTile = Tile | WideTile | None
+ChosenTile = gemm_tiles.AnyTile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Bench:
             return [None, *fused_tiles(m, data)]
         wide = tiles_for(False, case.fp8, m)
         small = [*cluster_tiles(token_tile(m), data), *multicast_tiles(token_tile(m), data)] if m <= MAX_TOKENS else []
-        return [None, *small, *wide]
+        return [None, *small, *spread_tiles(case.n, case.k * data.element_size(), m), *wide]
 
     def product(self, x: torch.Tensor | Quantized, weight: LinearWeight, tile: ChosenTile) -> torch.Tensor | Quantized:
         """As the engine would run it with this tile."""
@@ -210,6 +212,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=240, help="start no further weight after this long")
     parser.add_argument("--random", type=int, default=24, help="random weights")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--weights", nargs="*", type=parse_weight, metavar="NxK:DTYPE[:gated]", help="these alone")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), help="weights of this dtype alone")
     options = parser.parse_args()
@@ -217,7 +220,8 @@ def main() -> int:
     tokens = tuple(int(m) for m in options.tokens.split(","))
     pdl.enable_pdl(True)
     with torch.inference_mode():
-        for case in cases(options.random, options.seed):
+        given = (Case(each.n, each.k, each.fp8, each.gated) for each in options.weights or ())
+        for case in given if options.weights else cases(options.random, options.seed):
             if options.dtype not in (None, "e4m3" if case.fp8 else "bf16"):
                 continue
             if time.monotonic() - began > options.seconds:

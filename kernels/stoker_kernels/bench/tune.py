@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from stoker_kernels.gemm import table
-from stoker_kernels.gemm.small import Tile
+from stoker_kernels.gemm.tiles import AnyTile
 from stoker_kernels.gemm.tuned import CUBLAS, LIMITS, GemmWeight, Tiles, read_tuned, write_tuned
-from stoker_kernels.gemm.wide import WideTile
 
-ChosenTile = Tile | WideTile | None
+ChosenTile = AnyTile | None
 
 MEASURED_AT = (1, *LIMITS[1:])
 """Tokens at which each of LIMITS is measured: up to 8 it is bytes alone, and one token is what is asked for most."""

@@ -4,14 +4,14 @@ both with what adapters add (`adapted.py`).
 `choose.py` runs cuBLAS or the tile that `table.py` names, which knows what was measured on this machine (`tuned.py`):
 `small.py` (few tokens), `wide.py`, `gated.py`; csrc/ has their CUDA. On CPUs `onednn.py` runs, over weights that `pack`
 has put in its order. Where a row's bits may not depend on the batch: `fixed.py`, which `shape_refusal` speaks for, and
-`cpu_dot.py`.
+`cpu/dot.py`.
 Must never know: what the weight belongs to. A new tile family: its host side and csrc here, its rows in `table.py`.
 """
 
 from stoker_kernels.gemm.adapted import adapted_linear, adapted_silu_mul
+from stoker_kernels.gemm.cpu.onednn import pack
 from stoker_kernels.gemm.fixed import shape_refusal
 from stoker_kernels.gemm.gated import linear_silu_mul
-from stoker_kernels.gemm.onednn import pack
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.tuned import GemmWeight, use_tuned
 

@@ -14,13 +14,12 @@ from collections.abc import Callable
 import torch
 
 from stoker_kernels.gemm import tiles
-from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm.small import MAX_TOKENS, Operands
 from stoker_kernels.gemm.table import best_tile, own_tile
-from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
-Choose = Callable[[bool, int, int, int], Tile | WideTile | None]
+Choose = Callable[[bool, int, int, int], tiles.AnyTile | None]
 """(is e4m3, N, K, M) → tile of our own, or None for cuBLAS."""
 
 

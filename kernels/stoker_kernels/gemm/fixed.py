@@ -18,7 +18,7 @@ import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.gemm import table, tiles
-from stoker_kernels.gemm.small import GROUP_ROWS, MAX_TOKENS, Operands, Tile, token_tile
+from stoker_kernels.gemm.small import GROUP_ROWS, MAX_TOKENS, RESIDENT, Operands, Tile, token_tile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
@@ -30,7 +30,7 @@ FAMILIES = ("cluster", "multicast", "fixed")
 MOST_PARTS = 4
 # Up to STREAMED tokens bytes of the weight are all that counts; from SHARED_FROM on a tile without parts shares x.
 STREAMED, SHARED_FROM = 32, 64
-SMS = table.RESIDENT[0]  # of the card that the rules were found on: on any other they give the same bits
+SMS = RESIDENT[0]  # of the card that the rules were found on: on any other they give the same bits
 # A K so long gives parts to sum in turn that take longer than twice those that are summed at once.
 LONG, AT_ONCE = 128, 2 * MAX_TOKENS
 
@@ -56,7 +56,7 @@ def shape_refusal(n: int, k: int, dtype: torch.dtype) -> str | None:
 def parts_of(n: int, k_blocks: int) -> int:
     """Parts of K of a weight of n rows and `k_blocks` · 128 bytes: what gives most SMs two CTAs, four at most."""
     clusters = -(-n // GROUP_ROWS)
-    fitting = (parts for parts in range(MOST_PARTS, 1, -1) if clusters <= 2 * table.RESIDENT[parts - 1])
+    fitting = (parts for parts in range(MOST_PARTS, 1, -1) if clusters <= 2 * RESIDENT[parts - 1])
     return min(next(fitting, 1), k_blocks)
 
 

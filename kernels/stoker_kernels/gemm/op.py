@@ -16,7 +16,8 @@ import torch
 
 from stoker_kernels.block_gemm import block_linear
 from stoker_kernels.fp4_gemm import fp4_linear
-from stoker_kernels.gemm import cpu_dot, fixed, onednn
+from stoker_kernels.gemm import fixed
+from stoker_kernels.gemm.cpu import dot, onednn
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
@@ -52,7 +53,7 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("cluster", "multicast", "wide"))
+    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("cluster", "multicast", "spread", "wide"))
     return next((reason for reason in missing if reason is not None), None)
 
 
@@ -67,10 +68,10 @@ def _cublas_supports(target: Target) -> str | None:
 register("linear", "table", "stoker_kernels.gemm.choose:table", _own_supports)
 register("linear", "cublas", "stoker_kernels.gemm.choose:cublas", _cublas_supports)
 register("linear", "own", "stoker_kernels.gemm.choose:own", _own_supports)
-register("linear", "onednn", "stoker_kernels.gemm.onednn:linear", onednn.supports)
+register("linear", "onednn", "stoker_kernels.gemm.cpu.onednn:linear", onednn.supports)
 register("linear", "reference", "stoker_kernels.gemm.reference:linear", reference_supports)
 register_invariant("linear", "fixed", "stoker_kernels.gemm.fixed:linear", fixed.supports)
-register_invariant("linear", "dot", "stoker_kernels.gemm.cpu_dot:linear", cpu_dot.supports)
+register_invariant("linear", "dot", "stoker_kernels.gemm.cpu.dot:linear", dot.supports)
 
 
 def linear(

@@ -28,6 +28,8 @@ SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 GROUP_ROWS = 64
 STAGING_PITCH = GROUP_ROWS * 2 + 16
 PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
+# Clusters of so many CTAs (1 to 8) that an H200 holds, each CTA with an SM of its own.
+RESIDENT = (132, 66, 39, 30, 22, 17, 15, 15)
 PAIR_LIST_BYTES = 264  # PairList of csrc/gemm_adapters.cuh
 
 Family = Literal["cluster", "multicast"]
@@ -128,15 +130,19 @@ def token_tile(tokens: int) -> int:
 
 def refusal(tile: Tile, o: Operands) -> str | None:
     """None where the kernel takes these operands, else why not."""
-    m, k = o.x.shape
-    n = o.weight.shape[0]
-    chunk, rows = 128 // o.weight.element_size(), 16 if tile.gated else 8
-    if not 0 < m <= tile.tokens:
-        return f"M = {m} is not in 1…{tile.tokens}"
-    if k % chunk or n % rows:
-        return f"K = {k} is not a multiple of {chunk}, or N = {n} not of {rows}"
+    if not 0 < len(o.x) <= tile.tokens:
+        return f"M = {len(o.x)} is not in 1…{tile.tokens}"
     if tile.gated and o.weight.dtype != torch.bfloat16:
         return f"takes bf16 with gate and up, not {o.weight.dtype}"
+    return refused_rows(o, 16 if tile.gated else 8)
+
+
+def refused_rows(o: Operands, rows: int) -> str | None:
+    """None where a kernel whose weight has a multiple of `rows` rows takes these types and places, else why not."""
+    n, k = o.weight.shape
+    chunk = 128 // o.weight.element_size()
+    if k % chunk or n % rows:
+        return f"K = {k} is not a multiple of {chunk}, or N = {n} not of {rows}"
     if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
         return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
     if o.bias is not None and o.bias.dtype != torch.bfloat16:
@@ -161,8 +167,19 @@ def partition(tile: Tile, n: int, row_bytes: int, slots: Callable[[], int]) -> C
     return ClusterSplit(tiles, k_blocks, clusters, tile.cluster)
 
 
+def arguments_of(
+    o: Operands, tiles: int, k_blocks: int, stages: int, *, share: int = 1, apart: bool = False
+) -> ctypes.Structure:
+    """The kernels' third argument, for a weight of so many tiles of rows and blocks of K."""
+    return _Arguments(
+        o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
+        len(o.x), o.out.shape[1], o.out.stride(0), o.w_scale is not None and o.w_scale.numel() > 1, tiles, k_blocks,
+        stages, share, apart,
+    )  # fmt: skip
+
+
 @functools.cache
-def _weight_map(
+def weight_map(
     address: int, n: int, k: int, element_size: int, rows: int, gated: bool
 ) -> ctypes.Array[ctypes.c_char]:
     if gated:
@@ -219,16 +236,11 @@ def launch(
 
     `adapters`: of a tile with `shrunk_bytes` the map of B and the further argument.
     """
-    device, n, (m, k) = o.x.device, o.weight.shape[0], o.x.shape
+    device, (n, k) = o.x.device, o.weight.shape
     part = cut(tile, o.weight)
-    per_channel = o.w_scale is not None and o.w_scale.numel() > 1
-    arguments = _Arguments(
-        o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
-        m, o.out.shape[1], o.out.stride(0), int(per_channel), part.tiles, part.k_blocks, tile.stages, tile.share,
-        tile.fixed,
-    )
+    arguments = arguments_of(o, part.tiles, part.k_blocks, tile.stages, share=tile.share, apart=tile.fixed)
     chosen = load(tile, o.weight.dtype, device)
-    w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
+    w_map = weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
     x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
     given = [w_map, x_map, arguments] if adapters is None else [w_map, x_map, adapters[0], arguments, adapters[1]]
     cuda.launch(chosen, part.ctas, given, device, pdl=pdl, cluster=tile.cluster)

@@ -16,19 +16,24 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from stoker_kernels.gemm import spread
 from stoker_kernels.gemm.small import (
     MAX_TOKENS,
     PAIR_BYTES,
+    RESIDENT,
     SHARED_LIMIT,
     TOKEN_TILES,
     Family,
     Tile,
     token_tile,
 )
+from stoker_kernels.gemm.spread import SpreadTile
+from stoker_kernels.gemm.tiles import AnyTile
 from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
 from stoker_kernels.gemm.wide import CLUSTER, FEW_TOKENS, TOKENS, WideTile, pairing, tiles_for
 
 _WIDE = re.compile(r"(\d+)([rt]?)(?:m(\d+))?")
+_SPREAD = re.compile(r"(\d+)s(\d+)(?:m(\d+))?k(\d+)(-?)")
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
 
@@ -142,15 +147,21 @@ MOST_ROWS = 65536
 # How near a weight is to a measured one is a matter of its rows, which tiles cut, more than of K: with 48 random ones,
 # up to 64 tokens, the nearest one's tile is 3% behind the best in bf16, and 6% where both count alike.
 K_COUNTS = 0.15
-# Clusters of so many CTAs (1 to 8) that an H200 holds, each CTA with an SM of its own.
-RESIDENT = (132, 66, 39, 30, 22, 17, 15, 15)
+# Up to so many tokens a product is spread over the SMs (`spread.py`) if a row of the weight has so many blocks of 128
+# bytes: with all of K in one part, and in several (None: never). Four tiles read x together where a part has
+# SHARED_BLOCKS. Fitted to 42 random weights; of 48 others up to 192 tokens bf16 is 1.5 to 2.7% behind the best.
+SPREAD: dict[bool, tuple[tuple[int, int | None, int | None], ...]] = {
+    False: ((128, 40, 64), (160, None, 64), (192, 40, 64), (208, None, None), (256, None, 80)),
+    True: ((128, None, 64), (192, 40, 64), (208, None, None), (256, None, 80)),
+}
+SHARED_BLOCKS = 60
 # A plain bf16 product of many tokens gets this tile where it leaves next to none without work and one of 256 rows, as
 # cuBLAS's, clearly more: per round the two are as fast.
 BF16_TILE = WideTile(224, gated=False, by_tokens=False)
 BF16_LEAST, FULL, BUSIER = 1024, 0.95, 0.05
 
 
-def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
+def gated_tile(fp8: bool, n: int, k: int, m: int) -> AnyTile | None:
     """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
     measured = text_for(GemmWeight(n, k, fp8, True), m)
     return rule_gated(fp8, n, k, m) if measured is None else named(measured, fp8, True, m)
@@ -174,9 +185,9 @@ def streaming_gated_tile(n: int, k: int, m: int) -> Tile | None:
     kernels.
     """
     tile = gated_tile(False, n, k, m)
-    if isinstance(tile, WideTile):
-        return _small_gated(nearest_gated(False, n, k), m) if m <= GATED_SMALL else None
-    return tile
+    if tile is None or isinstance(tile, Tile):
+        return tile
+    return _small_gated(nearest_gated(False, n, k), m) if m <= GATED_SMALL else None
 
 
 def _small_gated(row: GatedRow, m: int) -> Tile | None:
@@ -245,6 +256,19 @@ def parse_wide(text: str) -> WideTile:
 
 
 @functools.cache
+def parse_spread(text: str) -> SpreadTile:
+    """"136s128m2k3-": 136 rows × 128 tokens, x shared by 2 tiles, K cut into 3 parts, half of the shared memory.
+
+    Raises ValueError.
+    """
+    found = _SPREAD.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no tile")
+    rows, tokens, share, parts, half = found.groups()
+    return SpreadTile(int(rows), int(tokens), int(parts), int(share or 1), half == "-")
+
+
+@functools.cache
 def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
     """Our best tile for a product of m ≤ 128 tokens with an [n, k] weight."""
     tokens = token_tile(m)
@@ -252,21 +276,40 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 
 
 @functools.cache
-def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
+def best_tile(fp8: bool, n: int, k: int, m: int) -> AnyTile | None:
     """Our best tile where it beats cuBLAS, else None."""
     measured = text_for(GemmWeight(n, k, fp8, False), m)
     return rule_tile(fp8, n, k, m) if measured is None else named(measured, fp8, False, m)
 
 
-def rule_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
+def rule_tile(fp8: bool, n: int, k: int, m: int) -> AnyTile | None:
     """`best_tile` of a weight that was not measured here."""
+    spreading = spread_tile(fp8, n, k, m)
     if m > MAX_TOKENS:
-        return busiest_tile(False, fp8, n, m) if fp8 else bf16_wide_tile(n, m)
+        return spreading or (busiest_tile(False, fp8, n, m) if fp8 else bf16_wide_tile(n, m))
     wide = busiest_tile(False, fp8, n, m) if m > GATED_SMALL and n <= MOST_ROWS else None
-    if wide is not None:
+    if wide and (spreading is None or busy_share(wide, n, m) >= spreading.busy_share(n)):
         return wide
+    if spreading is not None:
+        return spreading
     tile = own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
     return tile if tile is None or m <= GATED_SMALL or (n, k) in (E4M3 if fp8 else BF16) or _at_once(tile, n) else None
+
+
+@functools.cache
+def spread_tile(fp8: bool, n: int, k: int, m: int) -> SpreadTile | None:
+    """The tile that spreads m tokens' product over the SMs, None where other ways are faster."""
+    row_bytes = k if fp8 else 2 * k
+    k_blocks = row_bytes // 128
+    every = [tile for tile in spread.spread_tiles(n, row_bytes, m) if not tile.paired]
+    alone, shared = (
+        min((tile for tile in every if tile.share == share), key=lambda tile: tile.parts, default=None)
+        for share in (1, 4)
+    )
+    tile = shared if shared and (alone is None or k_blocks // shared.parts >= SHARED_BLOCKS) else alone
+    least = next((row[1:] for row in SPREAD[fp8] if m <= row[0]), None)
+    needed = least[tile.parts > 1] if tile and least else None
+    return tile if needed is not None and k_blocks >= needed else None
 
 
 def _at_once(tile: Tile, n: int) -> bool:
@@ -298,10 +341,15 @@ def parse(text: str, tokens: int) -> Tile:
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
 
 
-def named(text: str, fp8: bool, gated: bool, m: int) -> Tile | WideTile | None:
+def named(text: str, fp8: bool, gated: bool, m: int) -> AnyTile | None:
     """The tile for m tokens that `text_of` made this text of, None for CUBLAS. Raises ValueError for another text."""
     if text == CUBLAS:
         return None
+    if "s" in text:
+        tile = parse_spread(text)
+        if gated or not tile.compiled or spread.token_tile(m) != tile.tokens:
+            raise ValueError(f"{text!r} is no tile for {m} tokens")
+        return tile
     if "x" not in text:
         wide = replace(parse_wide(text), gated=gated)
         if replace(wide, by_tokens=False) not in tiles_for(gated, fp8, m) or text_of(wide) != text:
@@ -314,12 +362,15 @@ def named(text: str, fp8: bool, gated: bool, m: int) -> Tile | WideTile | None:
     compiled = (int(rows), int(chunks)) in SMALL_KERNELS and 1 <= int(share or 1) * int(split) <= MOST_CTAS
     if not compiled or (share is not None and (int(chunks) > 1 or m <= 32 or gated or int(share) * int(split) < 2)):
         raise ValueError(f"{text!r} names a kernel that there is not")
-    tile = parse(text, token_tile(m))
-    return replace(tile, gated=True) if gated else tile
+    small = parse(text, token_tile(m))
+    return replace(small, gated=True) if gated else small
 
 
-def text_of(tile: Tile | WideTile) -> str:
-    """The text that `parse`, or `parse_wide`, makes this tile of."""
+def text_of(tile: AnyTile) -> str:
+    """The text that `parse`, `parse_wide` or `parse_spread` makes this tile of."""
+    if isinstance(tile, SpreadTile):
+        share = f"m{tile.share}" if tile.share > 1 else ""
+        return f"{tile.rows}s{tile.tokens}{share}k{tile.parts}" + ("-" if tile.paired else "")
     if isinstance(tile, WideTile):
         ways = {None: "", False: "r", True: "t"}
         return f"{tile.rows}{ways[tile.by_tokens]}" + (f"m{tile.tokens}" if tile.tokens != TOKENS else "")

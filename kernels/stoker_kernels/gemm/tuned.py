@@ -28,7 +28,7 @@ LIMITS = (8, 16, 32, 64, 128, 192, 256, 512, 1024)
 """The most tokens that each of a weight's tiles is for; beyond the last, the rule decides."""
 CUBLAS = "none"
 FOLDER = Path(__file__).parent
-DECIDING = ("small.py", "wide.py", "cluster_split.py", "tuned.py")
+DECIDING = ("small.py", "wide.py", "spread.py", "cluster_split.py", "tuned.py")
 
 
 @dataclass(frozen=True, slots=True, order=True)

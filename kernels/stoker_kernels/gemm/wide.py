@@ -25,7 +25,8 @@ CLUSTER = 2
 ARCH = "sm_90a"
 ROWS = (128, 160, 192, 224, 256, 288)
 PLAIN_ROWS = (128, 160, 192, 224)
-BF16_GATED_ROWS = {FEW_TOKENS: (224, 256, 272, 288), TOKENS: (*ROWS[:-1], 272, 288), 192: (112, 128, 144, 160, 192)}
+GATED_ROWS = {TOKENS: (*ROWS[:-1], 272, 288), 192: (112, 128, 144, 160, 192)}
+BF16_GATED_ROWS = {FEW_TOKENS: (224, 256, 272, 288), **GATED_ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ def tiles_for(gated: bool, fp8: bool, m: int, parts: int = 0) -> list[WideTile]:
 
 def rows_of(gated: bool, fp8: bool, parts: int = 0) -> dict[int, tuple[int, ...]]:
     """The compiled numbers of rows, by the tokens of a CTA."""
-    if gated and not fp8 and not parts:
-        return BF16_GATED_ROWS
+    if gated and not parts:
+        return GATED_ROWS if fp8 else BF16_GATED_ROWS
     if parts > 1:
         return {TOKENS: (128,) if fp8 else (128, 160)}
     return {TOKENS: ROWS if gated or (fp8 and not parts) else PLAIN_ROWS}

@@ -19,7 +19,7 @@ REGISTER_SHAPES = {
     "__half": ((64, False), (128, True), (256, True)),
 }
 COLUMN_SHAPES = {"__nv_bfloat16": (256,), "__half": (256,)}  # latent attention's
-TOKENS = (8, 16, 24, 32, 48, 64, 96, 112, 128, 136, 144, 160, 192, 224, 256)
+TOKENS = (8, 16, 24, 32, 48, *range(64, 145, 8), *range(160, 257, 16))
 SHAPES = {"__nv_bfloat16": TOKENS, "e4m3": TOKENS, "__half": (64,)}
 ELEMENTS = {
     "__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"),

@@ -40,7 +40,7 @@ class LinearWeight:
     data:  [N, K], K contiguous; a float dtype for `dense`, float8_e4m3fn otherwise.
     scale: None for `dense`; fp32 [N, 1], [1, 1] or [⌈N/128⌉, ⌈K/128⌉] for `fp8_channel`, `fp8_tensor` or
            `fp8_block`.
-    packed: `data` once more, in the order in which a CPU's GEMM reads it (`gemm.onednn`); None where it has none.
+    packed: `data` once more, in the order in which a CPU's GEMM reads it (`gemm.cpu.onednn`); None where it has none.
     Raises ValueError when data, scale and kind do not fit together.
     """
 

@@ -5,8 +5,9 @@ passes only where the engine's token lies within a tolerance of the reference's 
 From there the comparison goes on with the engine's token, so one near-tie hides nothing after it. What all tokens lost
 on average has a bound of its own: it is a fifth of one token's or less, and no rare pair of roundings moves it. Where
 tokens are so few that one may move it, all together may lose what one may.
-A router chooses by rounding, too, where two experts weigh alike, and another expert is another result: of mixtures the
-reference is run a second time, with its own stream rounded, and what that loses widens the bounds.
+A router chooses by rounding, too, where two experts weigh alike, and another expert is another result, and deep models
+in 8 bits differ the more the deeper they are: of both the reference is run a second time, with its own stream rounded,
+and what that loses widens the bounds.
 Invariants: pure check, changes nothing. Knows nothing of timing.
 """
 
@@ -31,12 +32,14 @@ class Tolerance:
     """What rounding may cost, in logits: `one` token that the engine chose, and the `mean` of all.
 
     `layers`: it is so for a model of so many, and grows with the root of more, and with the width; 0: it is the same
-    for every model.
+    for every model. `rounding`: so many times what the reference loses on average by rounding its stream may be lost,
+    too, and `one` grows alike, at most twofold; 0: that is not asked.
     """
 
     one: float
     mean: float
     layers: int = 0
+    rounding: float = 0.0
 
     def of(self, layers: int, hidden: int) -> Tolerance:
         """For a model of `layers` that are `hidden` wide: what each layer rounds is added to the stream, and goes as
@@ -63,8 +66,10 @@ TOLERANCE_BF16 = Tolerance(0.4, 0.05, LAYERS)
 TOLERANCE_FP8_HEAD = Tolerance(0.8, 0.1, LAYERS)
 TOLERANCE_ADAPTERS = Tolerance(0.8, 0.05, LAYERS)
 TOLERANCE_FP8_KV = Tolerance(2.0, 0.25, LAYERS)
-# Two right W8A8 computations differ by as much as rounding can: a third of the spread, whatever the depth.
-TOLERANCE_FP8 = Tolerance(3.5, 0.7)
+# Two right W8A8 computations differ by as much as rounding can: a third of the spread of 28 layers. 14B's 40 lost 0.55
+# to 0.65 on average, the 48 of Yi-1.5-9B, which do not norm their heads, 0.79 to 0.95, where the reference with its
+# stream rounded lost 0.22 and 0.29: 2.8 and 3.2 times less, as an engine rounds in ten times as many places.
+TOLERANCE_FP8 = Tolerance(3.5, 0.7, rounding=5.0)
 # An engine rounds in some ten places of a layer, the reference that shows what rounding costs in one; what is lost
 # grows with the variance, for a loss is as rare as it is small.
 ROUNDINGS = 10.0
@@ -117,10 +122,11 @@ def verify_greedy(
         chosen = torch.tensor(list(output), device=logits.device)
         losses.append(_lost(logits, chosen))
         misses.append(logits.argmax(dim=1) != chosen)
-        if spec.moe is not None:
+        if spec.moe is not None or tolerance.rounding:
             dtype = values_of(weights.embed).dtype
             rounded = reference_logits(spec, weights, ids, first, longest=longest, rounded=dtype).argmax(dim=1)
-            bounds.append(_widened(tolerance, _lost(logits, rounded)))
+            lost = _lost(logits, rounded)
+            bounds.append(_grown(tolerance, lost) if tolerance.rounding else _widened(tolerance, lost))
     bound = Tolerance(max(each.one for each in bounds), max(each.mean for each in bounds))
     if not losses:
         return UNCHECKED
@@ -139,6 +145,12 @@ def verify_greedy(
 def _lost(logits: Tensor, chosen: Tensor) -> Tensor:
     """By how much each chosen token [T] is below the best of logits [T, V]."""
     return logits.max(dim=1).values - logits.gather(1, chosen[:, None])[:, 0]
+
+
+def _grown(tolerance: Tolerance, lost: Tensor) -> Tolerance:
+    """`tolerance` for a model that amplifies rounding as what was `lost` tells; at most twice as wide."""
+    growth = min(max(tolerance.rounding * float(lost.mean()) / tolerance.mean, 1.0), 2.0)
+    return Tolerance(tolerance.one * growth, tolerance.mean * growth)
 
 
 def _widened(tolerance: Tolerance, lost: Tensor) -> Tolerance:

@@ -20,8 +20,8 @@ from stoker_kernels.lora import cluster_shrink
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
-    *("sm90_bf16_gemm_fixed.cu", "sm90_e4m3_gemm_fixed.cu"),
-    *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh"),
+    *("sm90_bf16_gemm_fixed.cu", "sm90_e4m3_gemm_fixed.cu", "sm90_bf16_gemm_spread.cu", "sm90_e4m3_gemm_spread.cu"),
+    *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh", "sm90_gemm_spread.cuh"),
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "silu.cuh", "sm90_chunk.cuh", "store_eights.cuh"),
 )
 ADAPTED_SOURCES = (
@@ -80,5 +80,5 @@ class GemmMachine(Machine):
 
 def forget() -> None:
     """Forget maps and cuts: they are kept by address, and by what the device holds."""
-    for kept in (wide._weight_map, small._weight_map, small._fitted):
+    for kept in (wide._weight_map, small.weight_map, small._fitted):
         kept.cache_clear()

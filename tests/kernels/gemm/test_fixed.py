@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.gemm import cpu_dot, fixed
+from stoker_kernels.gemm import fixed
+from stoker_kernels.gemm.cpu import dot
 from stoker_kernels.gemm.reference import dequantize_activations, linear, linear_fp64, linear_silu_mul
-from stoker_kernels.launch import cpu_dot as products
+from stoker_kernels.launch import dot as products
 from stoker_kernels.quant import LinearWeight, WeightKind, quantize_fp8, quantize_weight
 
 
@@ -24,15 +25,15 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype) -> list[torch.Tensor]:
 def test_a_row_on_a_cpu_has_the_same_bits_in_every_batch(
     dtype: torch.dtype, kind: WeightKind, n: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_dot, "WIDENED_AT_ONCE", 128 * k)  # a quantized weight in several pieces
+    monkeypatch.setattr(dot, "WIDENED_AT_ONCE", 128 * k)  # a quantized weight in several pieces
     monkeypatch.setattr(products, "THREAD_BYTES", 0)
     x, weight, bias = operands(39, n, k, dtype)
     packed = quantize_weight(weight, kind)
-    whole = cpu_dot.linear(x, packed, bias=bias)
+    whole = dot.linear(x, packed, bias=bias)
     want = linear(x.float(), packed, bias=bias) if kind != "dense" else linear_fp64(x, packed, bias)
     torch.testing.assert_close(whole.double(), want.double(), rtol=2.0**-7, atol=1e-5)
     for first, last in ((0, 1), (38, 39), (3, 20), (1, 37)):
-        assert torch.equal(cpu_dot.linear(x[first:last], packed, bias=bias), whole[first:last])
+        assert torch.equal(dot.linear(x[first:last], packed, bias=bias), whole[first:last])
 
 
 @pytest.mark.gpu

@@ -79,7 +79,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
 ) -> None:
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     for element in ("bf16", "e4m3"):
-        for family in ("cluster", "multicast", "wide"):
+        for family in ("cluster", "multicast", "spread", "wide"):
             (tmp_path / nvcc.cubin_name(f"sm90_{element}_gemm_{family}", "sm_90a")).touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}

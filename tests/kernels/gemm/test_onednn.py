@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.kernels.rounding import close
 
-from stoker_kernels.gemm import onednn
+from stoker_kernels.gemm.cpu import onednn
 from stoker_kernels.gemm.reference import linear, linear_fp64, sum_error
 from stoker_kernels.launch.dispatch import Target
 from stoker_kernels.quant import LinearWeight

@@ -11,13 +11,14 @@ from tests.kernels.emulator.gemm import GemmMachine
 from stoker_kernels.gemm import fixed, gated, small, table, tiles, wide
 from stoker_kernels.gemm.reference import linear_fp64, linear_silu_mul
 from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.tiles import AnyTile
 from stoker_kernels.gemm.wide import WideTile, pairing
 from stoker_kernels.quant import FP8, LinearWeight, quantize_fp8, quantize_weight
 
 BF16 = torch.bfloat16
 
 
-def product(machine: GemmMachine, tile: Tile | WideTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
+def product(machine: GemmMachine, tile: AnyTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
     """Runs a tile on random operands; checks every value and that nothing around the result is written."""
     generator = torch.Generator().manual_seed(m * n + k)
     x_space = torch.randn(m, k + 8, generator=generator).to(BF16)
@@ -28,7 +29,7 @@ def product(machine: GemmMachine, tile: Tile | WideTile, m: int, n: int, k: int,
 
 
 def scaled_product(
-    machine: GemmMachine, tile: WideTile, m: int, n: int, k: int, resident: int = 1, biased: bool = False
+    machine: GemmMachine, tile: AnyTile, m: int, n: int, k: int, resident: int = 1, biased: bool = False
 ) -> torch.Tensor:
     """`product` of e4m3 operands with their scales, x and its scales still being written when the kernel starts."""
     generator = torch.Generator().manual_seed(m * n + k)
@@ -45,7 +46,7 @@ def scaled_product(
     return checked(machine, tile, Operands(data, weight.data, torch.empty(0), bias, weight.scale, scale), want)
 
 
-def checked(machine: GemmMachine, tile: Tile | WideTile, o: Operands, want: torch.Tensor) -> torch.Tensor:
+def checked(machine: GemmMachine, tile: AnyTile, o: Operands, want: torch.Tensor) -> torch.Tensor:
     if tile.gated:
         gate, up = want.chunk(2, dim=1)
         want = gate * torch.sigmoid(gate) * up
@@ -54,10 +55,10 @@ def checked(machine: GemmMachine, tile: Tile | WideTile, o: Operands, want: torc
     out = out_space[1 : m + 1, 8 : columns + 8]
     machine.out, o = out_space, replace(o, out=out)
     assert tiles.refusal(tile, o) is None
-    if isinstance(tile, WideTile):
-        wide.launch(tile, o, pdl=True)
-    else:
+    if isinstance(tile, Tile):
         small.launch(tile, o, pdl=True)
+    else:
+        tiles.launch(tile, o, pdl=True)
     torch.testing.assert_close(out.float(), want, rtol=2.0**-8, atol=1e-4)
     result = out.clone()
     out.fill_(float("nan"))

@@ -95,3 +95,15 @@ def test_a_dense_model_may_not(tmp_path: Path) -> None:
     assert verdict.passed
     assert verdict.most_mean == max(TOLERANCE_BF16.mean, TOLERANCE_BF16.one / LENGTH), "of three layers"
     assert not verify_greedy(spec, weights, [(prompt, [output[0], *([4] * 9)])], TOLERANCE_BF16).passed
+
+
+def test_what_rounding_loses_widens_the_bounds_twofold_at_most(tmp_path: Path) -> None:
+    spec, weights = loaded("LlamaForCausalLM", tmp_path, torch.bfloat16)
+    prompt = list(range(5, 30))
+    exact = [(prompt, greedy(spec, weights, prompt, torch.float32))]
+    rounded = reference_logits(spec, weights, [*prompt, *exact[0][1][:-1]], 24, rounded=torch.float8_e4m3fn).argmax(1)
+    assert rounded.tolist() != exact[0][1], "rounding to eight bits changes nothing"
+    weights = replace(weights, embed=weights.embed.to(torch.float8_e4m3fn))  # what the stream is rounded to
+    for rounding, growth in ((1e-9, 1.0), (1e9, 2.0)):
+        verdict = verify_greedy(spec, weights, exact, Tolerance(0.024, 0.05, rounding=rounding))
+        assert verdict.most_mean == pytest.approx(0.05 * growth)
