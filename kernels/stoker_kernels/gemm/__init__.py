@@ -2,9 +2,9 @@
 both with what adapters add (`adapted.py`).
 
 `choose.py` runs cuBLAS or the tile that `table.py` names, which knows what was measured on this machine (`tuned.py`):
-`small.py` (few tokens), `wide.py`, `gated.py`; csrc/ has their CUDA. On CPUs `onednn.py` runs, over weights that `pack`
-has put in its order. Where a row's bits may not depend on the batch: `fixed.py`, which `shape_refusal` speaks for, and
-`cpu/dot.py`.
+`small.py` (few tokens), `spread.py` (up to 256), `wide.py`, `gated.py`; csrc/ has their CUDA. On CPUs `cpu/onednn.py`
+runs, over weights that `pack` has put in its order. Where a row's bits may not depend on the batch: `fixed.py`, which
+`shape_refusal` speaks for, and `cpu/dot.py`.
 Must never know: what the weight belongs to. A new tile family: its host side and csrc here, its rows in `table.py`.
 """
 

@@ -8,7 +8,7 @@ import torch
 from stoker_kernels.gemm import fixed
 from stoker_kernels.gemm.cpu import dot
 from stoker_kernels.gemm.reference import dequantize_activations, linear, linear_fp64, linear_silu_mul
-from stoker_kernels.launch import dot as products
+from stoker_kernels.launch import cpu_dot as products
 from stoker_kernels.quant import LinearWeight, WeightKind, quantize_fp8, quantize_weight
 
 

@@ -1,1 +1,4 @@
-"""`linear` on a CPU: oneDNN's products of bf16, and those whose sums have one order."""
+"""`linear` on a CPU: oneDNN's products of bf16 (`onednn.py`), and products whose sums have one order (`dot.py`).
+
+Must never know: what the weight belongs to.
+"""
