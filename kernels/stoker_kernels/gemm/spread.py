@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_kernels.gemm import small
-from stoker_kernels.gemm.small import PAIR_BYTES, RESIDENT, SHARED_LIMIT, Operands
+from stoker_kernels.gemm.small import RESIDENT, SHARED_LIMIT, Operands
 from stoker_kernels.launch import cuda
 from stoker_kernels.quant import FP8
 
@@ -26,23 +26,18 @@ _ROWS = (*range(64, 145, 8), 160)
 ROWS = {128: (*_ROWS, *range(176, 257, 16)), 192: (*_ROWS, 176, 192, 208), 256: _ROWS}
 """The compiled numbers of rows, by tokens."""
 SHARES, MOST_CTAS = (1, 2, 4), 8
-PAIRED_ROWS = 136  # the most of which, with 128 tokens, registers leave room for a second CTA
 SMS_AT_WORK = 96  # CTAs that a tile worth timing has at least
 _SUM_BYTES = 2048  # of eight rows × 64 tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTile:
-    """`rows` of the weight × `tokens`, K cut into `parts`; `share` neighbouring tiles read x together.
-
-    `paired` takes half of an SM's shared memory, so that the next kernel's CTA finds a place beside it.
-    """
+    """`rows` of the weight × `tokens`, K cut into `parts`; `share` neighbouring tiles read x together."""
 
     rows: int
     tokens: int
     parts: int
     share: int = 1
-    paired: bool = False
 
     gated = False
 
@@ -67,14 +62,9 @@ class SpreadTile:
         return (self.rows + self.tokens) * 128
 
     @property
-    def budget(self) -> int:
-        """Shared memory that a CTA may take."""
-        return PAIR_BYTES if self.paired else SHARED_LIMIT
-
-    @property
     def stages(self) -> int:
         """As many as fit."""
-        return (self.budget - 1024 - 32) // (self.stage_bytes + 16)
+        return (SHARED_LIMIT - 1024 - 32) // (self.stage_bytes + 16)
 
     @property
     def shared_bytes(self) -> int:
@@ -87,8 +77,7 @@ class SpreadTile:
     def compiled(self) -> bool:
         """Whether there is such a kernel, and room for its ring."""
         whole = self.share in SHARES and self.parts >= 1 and self.cluster <= MOST_CTAS
-        fits = self.rows in ROWS.get(self.tokens, ()) and self.shared_bytes <= self.budget and self.stages > 1
-        return whole and fits and not (self.paired and (self.rows > PAIRED_ROWS or self.tokens > TOKENS[0]))
+        return whole and self.rows in ROWS.get(self.tokens, ()) and self.shared_bytes <= SHARED_LIMIT
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
@@ -122,8 +111,8 @@ def spread_tiles(n: int, row_bytes: int, m: int) -> Iterator[SpreadTile]:
     tokens = token_tile(m)
     if tokens is None:
         return
-    for share, parts, paired in itertools.product(SHARES, range(1, MOST_CTAS + 1), (False, True)):
-        every = (SpreadTile(rows, tokens, parts, share, paired) for rows in ROWS[tokens])
+    for share, parts in itertools.product(SHARES, range(1, MOST_CTAS + 1)):
+        every = (SpreadTile(rows, tokens, parts, share) for rows in ROWS[tokens])
         fitting = next((tile for tile in every if tile.compiled and tile.at_once(n)), None)
         # Fewer rows than can be had leave SMs idle.
         busy = fitting is not None and fitting.clusters(n) * fitting.cluster >= SMS_AT_WORK

@@ -1,9 +1,10 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
-What was measured on this machine (`tuned`) comes first. Else a rule names wide tiles (`busiest_tile`), rows of a table
-those for up to 128 tokens. Rows come from `python -m stoker_kernels.bench.layer`: the tile with which the whole chain
-of a decode layer is shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed
-(1, 32, 64 and 128 below 7B); a token tile between two timed ones has its neighbour's row.
+What was measured on this machine (`tuned`) comes first. Else rules name wide tiles (`busiest_tile`) and those that
+spread a product (`spread_tile`), rows of a table those for up to 128 tokens. Rows come from
+`python -m stoker_kernels.bench.layer`: the tile with which the whole chain of a decode layer is shortest, with
+dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32, 64 and 128 below 7B); a token
+tile between two timed ones has its neighbour's row.
 Invariants: a shape that stands in no row, and was not measured here, is treated as the one of its dtype whose N, and
 K, are nearest by ratio; the answer for given (dtype, N, K, M) never changes within a process.
 Does not know: what the shapes belong to, nor whether a kernel takes the operands (`small.refusal`).
@@ -33,7 +34,7 @@ from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
 from stoker_kernels.gemm.wide import CLUSTER, FEW_TOKENS, TOKENS, WideTile, pairing, tiles_for
 
 _WIDE = re.compile(r"(\d+)([rt]?)(?:m(\d+))?")
-_SPREAD = re.compile(r"(\d+)s(\d+)(?:m(\d+))?k(\d+)(-?)")
+_SPREAD = re.compile(r"(\d+)s(\d+)(?:m(\d+))?k(\d+)")
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
 
@@ -257,15 +258,12 @@ def parse_wide(text: str) -> WideTile:
 
 @functools.cache
 def parse_spread(text: str) -> SpreadTile:
-    """"136s128m2k3-": 136 rows × 128 tokens, x shared by 2 tiles, K cut into 3 parts, half of the shared memory.
-
-    Raises ValueError.
-    """
+    """"136s128m2k3": 136 rows × 128 tokens, x shared by 2 tiles, K cut into 3 parts. Raises ValueError."""
     found = _SPREAD.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no tile")
-    rows, tokens, share, parts, half = found.groups()
-    return SpreadTile(int(rows), int(tokens), int(parts), int(share or 1), half == "-")
+    rows, tokens, share, parts = found.groups()
+    return SpreadTile(int(rows), int(tokens), int(parts), int(share or 1))
 
 
 @functools.cache
@@ -301,7 +299,7 @@ def spread_tile(fp8: bool, n: int, k: int, m: int) -> SpreadTile | None:
     """The tile that spreads m tokens' product over the SMs, None where other ways are faster."""
     row_bytes = k if fp8 else 2 * k
     k_blocks = row_bytes // 128
-    every = [tile for tile in spread.spread_tiles(n, row_bytes, m) if not tile.paired]
+    every = list(spread.spread_tiles(n, row_bytes, m))
     alone, shared = (
         min((tile for tile in every if tile.share == share), key=lambda tile: tile.parts, default=None)
         for share in (1, 4)
@@ -370,7 +368,7 @@ def text_of(tile: AnyTile) -> str:
     """The text that `parse`, `parse_wide` or `parse_spread` makes this tile of."""
     if isinstance(tile, SpreadTile):
         share = f"m{tile.share}" if tile.share > 1 else ""
-        return f"{tile.rows}s{tile.tokens}{share}k{tile.parts}" + ("-" if tile.paired else "")
+        return f"{tile.rows}s{tile.tokens}{share}k{tile.parts}"
     if isinstance(tile, WideTile):
         ways = {None: "", False: "r", True: "t"}
         return f"{tile.rows}{ways[tile.by_tokens]}" + (f"m{tile.tokens}" if tile.tokens != TOKENS else "")

@@ -29,8 +29,6 @@ struct SpreadSize {
   static constexpr int THREADS = CONSUMERS + (SHARES_REGISTERS ? GROUP_THREADS : 32);
   // Rows of one instruction: a warp of many has not as many registers at once as an instruction of all would want.
   static constexpr int COLUMNS = (GROUPS == 3 && ROWS > 192) || (GROUPS == 4 && ROWS > 136) ? ROWS / 2 : ROWS;
-  // Where 112 registers are enough the next kernel's CTA has a place beside this one, if shared memory has one, too.
-  static constexpr int CTAS = GROUPS == 2 && ROWS <= 136 ? 2 : 1;
 };
 
 // The eights of columns that one part of K sums, and where it keeps what it gets: [parts][groups][owned] blocks of an
@@ -283,8 +281,7 @@ __device__ __forceinline__ void sm90_gemm_spread(const CUtensorMap& w_map, const
 }  // namespace stoker
 
 #define STOKER_SM90_GEMM_SPREAD(NAME, T, ROWS, TOKENS)                                                                  \
-  extern "C" __global__ void __launch_bounds__(stoker::SpreadSize<ROWS, TOKENS / 64>::THREADS,                          \
-                                               stoker::SpreadSize<ROWS, TOKENS / 64>::CTAS)                             \
+  extern "C" __global__ void __launch_bounds__(stoker::SpreadSize<ROWS, TOKENS / 64>::THREADS, 1)                       \
       NAME##_n##ROWS##_m##TOKENS(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,  \
                                  const __grid_constant__ stoker::GemmArguments g) {                                     \
     stoker::sm90_gemm_spread<T, stoker::SpreadSize<ROWS, TOKENS / 64>>(w_map, x_map, g);                                \
