@@ -18,13 +18,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench.fused import fused_tiles
-from stoker_kernels.bench.tune import parse_weight
+from stoker_kernels.bench.tune import ChosenTile, parse_weight
 from stoker_kernels.gemm import choose as gemm_cuda
 from stoker_kernels.gemm import table as gemm_table
 from stoker_kernels.gemm import tiles as gemm_tiles
@@ -32,6 +32,7 @@ from stoker_kernels.gemm.bench import cluster_tiles, complaint, multicast_tiles
 from stoker_kernels.gemm.reference import linear_fp64, silu_mul_fp64, sum_error
 from stoker_kernels.gemm.small import MAX_TOKENS, Operands, token_tile
 from stoker_kernels.gemm.spread import spread_tiles
+from stoker_kernels.gemm.tuned import GemmWeight
 from stoker_kernels.gemm.wide import tiles_for
 from stoker_kernels.launch import pdl
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
@@ -50,17 +51,6 @@ PUBLISHED = {
     "llama-3.2-3b": ((5120, 3072), (3072, 3072), (16384, 3072), (3072, 8192)),
 }
 MEASURED = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
-ChosenTile = gemm_tiles.AnyTile | None
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A weight and whether it is of gate and up."""
-
-    n: int
-    k: int
-    fp8: bool
-    gated: bool
 
 
 def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
@@ -75,7 +65,7 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return found
 
 
-def cases(random_count: int, seed: int) -> Iterator[Case]:
+def cases(random_count: int, seed: int) -> Iterator[GemmWeight]:
     """Published weights and random ones in turn, each as bf16 and as e4m3; wide ones as gate and up too."""
     published = [shape for shapes in PUBLISHED.values() for shape in shapes]
     drawn = [*MEASURED, *random_shapes(random_count, seed)]
@@ -84,15 +74,15 @@ def cases(random_count: int, seed: int) -> Iterator[Case]:
             if index < len(shapes):
                 n, k = shapes[index]
                 for fp8 in (False, True):
-                    yield Case(n, k, fp8, False)
+                    yield GemmWeight(n, k, fp8, False)
                     if n >= 2 * k:
-                        yield Case(n, k, fp8, True)
+                        yield GemmWeight(n, k, fp8, True)
 
 
 class Bench:
     """Copies of a weight of one case, and its products behind a norm."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: GemmWeight) -> None:
         self.case = case
         size = case.n * case.k * (1 if case.fp8 else 2)
         values = torch.randn(case.n, case.k, device="cuda", dtype=torch.bfloat16) * case.k**-0.5
@@ -179,7 +169,7 @@ class Bench:
         return timed
 
 
-def measure(case: Case, tokens: tuple[int, ...]) -> list[dict[str, object]]:
+def measure(case: GemmWeight, tokens: tuple[int, ...]) -> list[dict[str, object]]:
     """Every tile for every number of tokens, right ones alone."""
     bench, rows = Bench(case), []
     for m in tokens:
@@ -193,9 +183,7 @@ def measure(case: Case, tokens: tuple[int, ...]) -> list[dict[str, object]]:
             if tile not in wrong:
                 us, text = timed(tile), "none" if tile is None else gemm_table.text_of(tile)
                 best.append((us, text))
-                rows.append(
-                    {"n": case.n, "k": case.k, "fp8": case.fp8, "gated": case.gated, "m": m, "tile": text, "us": us}
-                )
+                rows.append({**asdict(case), "m": m, "tile": text, "us": us})
         none = next(us for us, text in best if text == "none")
         print(
             f"{case.n}x{case.k} {'e4m3' if case.fp8 else 'bf16'}{' gated' if case.gated else ''} M={m}: "
@@ -220,8 +208,7 @@ def main() -> int:
     tokens = tuple(int(m) for m in options.tokens.split(","))
     pdl.enable_pdl(True)
     with torch.inference_mode():
-        given = (Case(each.n, each.k, each.fp8, each.gated) for each in options.weights or ())
-        for case in given if options.weights else cases(options.random, options.seed):
+        for case in options.weights or cases(options.random, options.seed):
             if options.dtype not in (None, "e4m3" if case.fp8 else "bf16"):
                 continue
             if time.monotonic() - began > options.seconds:

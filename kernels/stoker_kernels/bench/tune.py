@@ -103,12 +103,12 @@ def tune_on_gpu(weights: Iterable[GemmWeight], gpu: str, say: Callable[[str], No
     """`tune` on the current device, whose name is `gpu`, into its file. Raises OSError where that cannot be written."""
     import torch
 
-    from stoker_kernels.bench.sweep import Bench, Case
+    from stoker_kernels.bench.sweep import Bench
     from stoker_kernels.launch import pdl
 
     def open_bench(weight: GemmWeight) -> WeightBench:
         torch.cuda.empty_cache()
-        return Bench(Case(weight.n, weight.k, weight.fp8, weight.gated))
+        return Bench(weight)
 
     def keep(weight: GemmWeight, tiles: Tiles) -> None:
         write_tuned(gpu, {weight: tiles})

@@ -18,7 +18,7 @@ import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.gemm import table, tiles
-from stoker_kernels.gemm.small import GROUP_ROWS, MAX_TOKENS, RESIDENT, Operands, Tile, token_tile
+from stoker_kernels.gemm.small import GROUP_ROWS, MAX_TOKENS, RESIDENT, Operands, Tile, stem_of, token_tile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
@@ -42,8 +42,7 @@ def supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     kinds = FAMILIES if target.dtype == FP8 else (*FAMILIES, "gated")
-    stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in kinds)
+    missing = (cuda.missing_cubin(stem_of(target.dtype, kind), "sm_90a") for kind in kinds)
     return next((reason for reason in missing if reason is not None), None)
 
 

@@ -18,6 +18,7 @@ from stoker_kernels.block_gemm import block_linear
 from stoker_kernels.fp4_gemm import fp4_linear
 from stoker_kernels.gemm import fixed
 from stoker_kernels.gemm.cpu import dot, onednn
+from stoker_kernels.gemm.small import stem_of
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
@@ -52,8 +53,8 @@ def _own_supports(target: Target) -> str | None:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
-    stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("cluster", "multicast", "spread", "wide"))
+    stems = (stem_of(target.dtype, kind) for kind in ("cluster", "multicast", "spread", "wide"))
+    missing = (cuda.missing_cubin(stem, "sm_90a") for stem in stems)
     return next((reason for reason in missing if reason is not None), None)
 
 

@@ -95,7 +95,7 @@ class Tile:
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
         kind = "gated" if self.gated else self.family
-        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}{'_adapted' if self.shrunk_bytes else ''}"
+        return stem_of(dtype, f"{kind}_adapted" if self.shrunk_bytes else kind)
 
 
 class _Arguments(ctypes.Structure):
@@ -121,6 +121,11 @@ class Operands:
     bias: torch.Tensor | None = None
     w_scale: torch.Tensor | None = None
     x_scale: torch.Tensor | None = None
+
+
+def stem_of(dtype: torch.dtype, kind: str) -> str:
+    """csrc file, and cubin, that holds the kernels of a kind for weights of this dtype."""
+    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
 def token_tile(tokens: int) -> int:

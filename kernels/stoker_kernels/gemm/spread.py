@@ -18,7 +18,6 @@ import torch
 from stoker_kernels.gemm import small
 from stoker_kernels.gemm.small import RESIDENT, SHARED_LIMIT, Operands
 from stoker_kernels.launch import cuda
-from stoker_kernels.quant import FP8
 
 ARCH = "sm_90a"
 TOKENS = (128, 192, 256)  # of a tile: all tokens of the product
@@ -98,7 +97,7 @@ class SpreadTile:
 
 def stem(dtype: torch.dtype) -> str:
     """csrc file, and cubin, that holds the kernels for weights of this dtype."""
-    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_spread"
+    return small.stem_of(dtype, "spread")
 
 
 def token_tile(m: int) -> int | None:
@@ -114,9 +113,9 @@ def spread_tiles(n: int, row_bytes: int, m: int) -> Iterator[SpreadTile]:
     for share, parts in itertools.product(SHARES, range(1, MOST_CTAS + 1)):
         every = (SpreadTile(rows, tokens, parts, share) for rows in ROWS[tokens])
         fitting = next((tile for tile in every if tile.compiled and tile.at_once(n)), None)
-        # Fewer rows than can be had leave SMs idle.
-        busy = fitting is not None and fitting.clusters(n) * fitting.cluster >= SMS_AT_WORK
-        if fitting is not None and busy and row_bytes // 128 >= 2 * parts:
+        if fitting is None or row_bytes // 128 < 2 * parts:
+            continue
+        if fitting.clusters(n) * fitting.cluster >= SMS_AT_WORK:  # fewer rows than can be had leave SMs idle
             yield fitting
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoker_kernels.gemm.small import SHARED_LIMIT, Operands
+from stoker_kernels.gemm.small import SHARED_LIMIT, Operands, refused_rows, stem_of
 from stoker_kernels.launch import cuda
 from stoker_kernels.quant import FP8
 
@@ -99,7 +99,7 @@ def rows_of(gated: bool, fp8: bool, parts: int = 0) -> dict[int, tuple[int, ...]
 
 def stem(dtype: torch.dtype, *, fixed: bool = False) -> str:
     """csrc file, and cubin, that holds the kernels for weights of this dtype."""
-    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{'fixed' if fixed else 'wide'}"
+    return stem_of(dtype, "fixed" if fixed else "wide")
 
 
 class _Arguments(ctypes.Structure):
@@ -143,20 +143,13 @@ def pairing(tile: WideTile, n: int, m: int, pairs: int) -> Pairing:
 
 def refusal(tile: WideTile, o: Operands) -> str | None:
     """None where the kernel takes x [M, K], weight [N, K] and out [M, N] ([M, N / 2] if gated), else why not."""
-    (n, k), m = o.weight.shape, o.x.shape[0]
-    chunk = 128 // o.weight.element_size()
-    if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
-        return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
-    if k % chunk or n % (16 if tile.gated else 8) or m == 0:
-        return f"K = {k} is not a multiple of {chunk}, N = {n} not of {16 if tile.gated else 8}, or M is 0"
+    if len(o.x) == 0:
+        return "M is 0"
     if tile.by_tokens and not tile.halved:
         return f"{tile.rows} rows of gate and up cannot be halved, so pairs by tokens cannot share them"
-    if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
-        return "rows have to be contiguous"
-    starts = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2, o.x.data_ptr(), o.weight.data_ptr())
-    if any(value % 16 for value in (*starts, o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale))):
-        return "rows, scales and bias have to start on multiples of 16 bytes"
-    return _refused_scales(tile, o)
+    if cuda.address_of(o.bias) % 16 or cuda.address_of(o.w_scale) % 16:
+        return "scales and bias have to start on multiples of 16 bytes"
+    return refused_rows(o, 16 if tile.gated else 8) or _refused_scales(tile, o)
 
 
 def _refused_scales(tile: WideTile, o: Operands) -> str | None:
@@ -166,9 +159,7 @@ def _refused_scales(tile: WideTile, o: Operands) -> str | None:
     scales = (len(o.weight), 1) if tile.parts else (len(o.weight),)
     if o.w_scale is None or o.x_scale is None or o.w_scale.numel() not in scales or o.x_scale.numel() != len(o.x):
         return "takes a scale for each row of the weight and for each token"
-    if o.bias is not None and (tile.gated or o.bias.dtype != torch.bfloat16):
-        return "takes a bf16 bias, and none with gate and up"
-    return None
+    return "takes no bias with gate and up" if o.bias is not None and tile.gated else None
 
 
 @functools.cache
