@@ -7,14 +7,22 @@ Knows nothing of dispatch.
 from __future__ import annotations
 
 import ctypes
-import functools
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.activation import reference
-from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import LANES, TYPES
+from stoker_kernels.launch.compiled import LANES, TYPES, Kernel
+
+_silu_and_mul = Kernel("cpu_activation", "stoker_silu_and_mul")
+
+
+class _Work(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "out")),
+        *((name, ctypes.c_long) for name in ("rows", "columns")),
+        ("type", ctypes.c_int),
+    )
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -24,13 +32,5 @@ def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return reference.silu_and_mul(x, out=out)
     fits = out is not None and out.dtype == x.dtype and out.is_contiguous() and out.shape == (len(x), columns)
     y = out if fits and out is not None else torch.empty((x.shape[0], columns), dtype=x.dtype)
-    _function()(x.data_ptr(), x.shape[0], columns, y.data_ptr(), TYPES[x.dtype])
+    _silu_and_mul(_Work(x.data_ptr(), y.data_ptr(), x.shape[0], columns, TYPES[x.dtype]))
     return y if out is None or y is out else out.copy_(y)
-
-
-@functools.cache
-def _function() -> ctypes._NamedFuncPointer:
-    found = cc.library("cpu_activation").stoker_silu_and_mul
-    found.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_int]
-    found.restype = None
-    return found

@@ -8,7 +8,6 @@ Knows nothing of dispatch.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
@@ -17,12 +16,14 @@ from torch import Tensor
 from stoker_kernels.attention.cpu_attention import chunks
 from stoker_kernels.attention.cpu_attention import paged_attention as by_torch
 from stoker_kernels.attention.meta import AttentionMeta
-from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import LANES, TYPES
+from stoker_kernels.launch.compiled import LANES, TYPES, Kernel
 
 MOST_DIM = 256
 # Rows times heads from which a second thread is woken up: heads of one row alone are too short a work.
 THREAD_PARTS = 64
+
+
+_attention_decode = Kernel("cpu_attention", "stoker_attention_decode")
 
 
 class _Work(ctypes.Structure):
@@ -30,7 +31,7 @@ class _Work(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k_cache", "v_cache", "out", "table", "slots", "lengths")),
         *((name, ctypes.c_long) for name in ("stride", "rows", "q_heads", "kv_heads", "dim", "page", "window")),
         ("scale", ctypes.c_float),
-        ("type", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("type", "threads")),
     )
 
 
@@ -77,18 +78,11 @@ def _decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int, out: Tensor
 ) -> None:
     heads, rows = q.shape[1], meta.num_decodes
+    threads = torch.get_num_threads() if rows * heads >= THREAD_PARTS else 1
     work = _Work(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), meta.page_table.data_ptr(),
         meta.seq_slots.data_ptr(), meta.seq_lens.data_ptr(), meta.page_table.stride(0), rows, heads, k_cache.shape[1],
         q.shape[2], k_cache.shape[2], window, scale, TYPES[q.dtype],
+        threads,
     )  # fmt: skip
-    threads = torch.get_num_threads() if rows * heads >= THREAD_PARTS else 1
-    _function()(ctypes.byref(work), threads)
-
-
-@functools.cache
-def _function() -> ctypes._NamedFuncPointer:
-    found = cc.library("cpu_attention").stoker_attention_decode
-    found.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    found.restype = None
-    return found
+    _attention_decode(work)

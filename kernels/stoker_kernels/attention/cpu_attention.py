@@ -19,6 +19,7 @@ from stoker_kernels.attention.inputs import BlockPattern
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.reference import Cache, reference_attention
 from stoker_kernels.launch import cc
+from stoker_kernels.launch.compiled import refuse_tape
 from stoker_kernels.launch.dispatch import Target, cpu_supports
 
 # Rows are padded to the longest of them as long as that wastes no more than half of the work.
@@ -194,6 +195,7 @@ def attend_rows(
     out = torch.zeros_like(q) if out is None else out.zero_()
     if q.shape[2] > ROWS_MOST_DIM:
         raise ValueError(f"heads of {q.shape[2]} values are more than {ROWS_MOST_DIM}")
+    refuse_tape("attention in one order")
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
     starts = meta.query_start.tolist()
     gain = None if sinks is None else sinks.float().contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stoker_kernels.block_gemm import cpu_packed
 from stoker_kernels.launch import cc
+from stoker_kernels.launch.compiled import refuse_tape
 from stoker_kernels.quant import BLOCK_FORMATS, BlockRows, BlockWeight
 
 # From so many tokens on a matrix that was unpacked is multiplied faster than blocks are.
@@ -34,6 +35,7 @@ def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Te
     """`block_gemm.block_linear`."""
     if weight.packed:
         return cpu_packed.product(x, weight, bias, out)
+    refuse_tape("blocks that are not packed")
     if x.shape[0] >= UNPACKED_TOKENS:
         y = torch.cat([_unpacked_product(x, piece, weight.in_features) for piece in weight.blocks], dim=1)
         y = y if bias is None else y.add_(bias)
@@ -75,21 +77,24 @@ def unpack(piece: BlockRows, columns: int, dtype: torch.dtype) -> Tensor:
             _KINDS[piece.format], _at(piece.data), long(row_bytes), long(rows), long(columns), _at(values)
         )
         return values
+    if piece.packed:
+        return cpu_packed.rows(piece, None, rows, columns, dtype)
     return _rows(piece, None, rows, columns).to(dtype)
 
 
 def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
     """`block_gemm.block_rows`."""
-    wanted = ids.long().contiguous()
     (piece,) = table.blocks
+    if piece.packed:
+        wanted = (ids if ids.dtype in (torch.int32, torch.int64) else ids.long()).contiguous()
+        return cpu_packed.rows(piece, wanted, wanted.numel(), table.in_features, dtype)
+    wanted = ids.long().contiguous()
     if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < piece.data.shape[0]:
         raise ValueError(f"ids lie in [0, {piece.data.shape[0]}), not {int(wanted.min())} to {int(wanted.max())}")
     return _rows(piece, wanted, wanted.numel(), table.in_features).to(dtype)
 
 
 def _rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int) -> Tensor:
-    if piece.packed:
-        return cpu_packed.rows(piece, ids, count, columns)
     values, long = torch.empty((count, columns), dtype=torch.float32), ctypes.c_long
     cc.library("cpu_blocks").stoker_block_rows(
         _KINDS[piece.format], _at(piece.data), long(piece.data.shape[1]), None if ids is None else _at(ids),

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cc
+from stoker_kernels.launch.compiled import TYPES, Kernel
 from stoker_kernels.quant import BlockRows, BlockWeight
 
 # The order is that of KINDS in csrc/cpu_packed.c.
@@ -28,6 +28,25 @@ THREAD_WORK = 1 << 18
 # Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
 PARTS_PER_THREAD = 6
 _HALVES, _FLOATS = "cpu_packed", "cpu_packed_floats"
+_halves_product = Kernel(_HALVES, "stoker_packed_product")
+_floats_product = Kernel(_FLOATS, "stoker_packed_floats_product")
+_packed_rows = Kernel(_FLOATS, "stoker_packed_rows")
+
+
+class _Work(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("pieces", "x", "sums", "bias", "y")),
+        *((name, ctypes.c_long) for name in ("count", "columns", "tokens", "stride", "groups", "step")),
+        *((name, ctypes.c_int) for name in ("wide", "threads")),
+    )
+
+
+class _Lookup(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "ids", "out", "bad")),
+        *((name, ctypes.c_long) for name in ("rows", "count", "columns")),
+        *((name, ctypes.c_int) for name in ("kind", "wide_ids", "type")),
+    )
 
 
 def refusal() -> str | None:
@@ -57,7 +76,7 @@ def pack(weight: BlockWeight) -> BlockWeight:
     if not fits or weight.in_planes or weight.device.type != "cpu" or refusal() is not None:
         return weight
     for piece in weight.blocks:
-        if _library().stoker_pack(PACKED.index(piece.format), piece.data.data_ptr(), piece.rows, weight.in_features):
+        if _pack()(PACKED.index(piece.format), piece.data.data_ptr(), piece.rows, weight.in_features):
             raise MemoryError(f"no memory to pack rows of {weight.in_features} columns")
     return replace(weight, pieces=tuple(replace(piece, packed=True) for piece in weight.blocks))
 
@@ -72,43 +91,40 @@ def product(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor | N
     shift = None if bias is None else bias.float().contiguous()
     if tokens:
         pieces = [(PACKED.index(each.format), each.data.data_ptr(), each.rows) for each in weight.blocks]
+        listed = (ctypes.c_int64 * (3 * len(pieces)))(*(number for piece in pieces for number in piece))
         threads = torch.get_num_threads() if tokens * columns * wanted >= THREAD_WORK else 1
         step = max(1, wanted // (GROUP * PARTS_PER_THREAD * threads)) if threads > 1 else wanted // GROUP
         sums = torch.empty(tokens * (columns // COLUMNS), dtype=torch.float32)
-        function = _halves_product() if halves else _library().stoker_packed_floats_product
-        width = (y.dtype == torch.float32,) if halves else ()
-        function(
-            (ctypes.c_int64 * (3 * len(pieces)))(*(number for piece in pieces for number in piece)), len(pieces),
-            columns, inner.data_ptr(), tokens, sums.data_ptr(), None if shift is None else shift.data_ptr(),
-            y.data_ptr(), wanted, *width, step, threads,
+        work = _Work(
+            ctypes.addressof(listed), inner.data_ptr(), sums.data_ptr(), None if shift is None else shift.data_ptr(),
+            y.data_ptr(), len(pieces), columns, tokens, wanted, wanted // GROUP, step, y.dtype == torch.float32,
+            threads,
         )  # fmt: skip
+        (_halves_product if halves else _floats_product)(work, listed)
     if out is None:
         return y.to(x.dtype)
     return y if out is y else out.copy_(y)
 
 
-def rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int) -> Tensor:
-    """The values of rows `ids` (int64, contiguous, within the piece), or of the first: fp32 [count, columns]."""
-    values = torch.empty((count, columns), dtype=torch.float32)
-    _library().stoker_packed_rows(
-        PACKED.index(piece.format), piece.data.data_ptr(), None if ids is None else ids.data_ptr(), count, columns,
-        values.data_ptr(),
+def rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """The values of rows `ids` (int32 or int64, contiguous), or of the first: [count, columns] of `dtype`.
+
+    Raises ValueError for an id that the piece does not have; a tape that is replayed gives zeros.
+    """
+    values = torch.empty((count, columns), dtype=dtype if dtype in TYPES else torch.float32)
+    bad = ctypes.c_long(piece.rows)  # that is none
+    work = _Lookup(
+        piece.data.data_ptr(), None if ids is None else ids.data_ptr(), values.data_ptr(), ctypes.addressof(bad),
+        piece.rows, count, columns, PACKED.index(piece.format), ids is not None and ids.dtype == torch.int64,
+        TYPES[values.dtype],
     )  # fmt: skip
-    return values
+    _packed_rows(work, bad)
+    if bad.value != piece.rows:
+        raise ValueError(f"ids lie in [0, {piece.rows}), not {bad.value}")
+    return values.to(dtype)
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    found, at, long, integer = cc.library(_FLOATS), ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    found.stoker_pack.argtypes = [integer, at, long, long]
-    found.stoker_packed_rows.argtypes = [integer, at, at, long, long, at]
-    found.stoker_packed_floats_product.argtypes = [at, long, long, at, long, at, at, at, long, long, integer]
-    return found
-
-
-@functools.cache
-def _halves_product() -> Callable[..., object]:
-    function = cc.library(_HALVES).stoker_packed_product
-    at, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    function.argtypes = [at, long, long, at, long, at, at, at, long, integer, long, integer]
+def _pack() -> ctypes._NamedFuncPointer:
+    function = cc.library(_FLOATS).stoker_pack
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_long, ctypes.c_long]
     return function

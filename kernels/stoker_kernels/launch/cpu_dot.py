@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from stoker_kernels.launch import cc
+from stoker_kernels.launch.compiled import refuse_tape
 
 LIBRARY = "cpu_dot"
 LANES = 16
@@ -39,6 +40,7 @@ def dot(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def dot_into(y: torch.Tensor, first: int, x: torch.Tensor, weight: torch.Tensor) -> None:
     """Columns of y [T, …] fp32 from `first` on: x · weightᵀ, of x that is `padded`."""
+    refuse_tape("products in one order")
     weight = weight.contiguous()
     rows, columns = weight.shape
     threads = torch.get_num_threads() if weight.nbytes >= THREAD_BYTES else 1

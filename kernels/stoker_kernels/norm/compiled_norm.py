@@ -8,14 +8,23 @@ Knows nothing of dispatch.
 from __future__ import annotations
 
 import ctypes
-import functools
 
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import LANES, TYPES
+from stoker_kernels.launch.compiled import LANES, TYPES, Kernel
 from stoker_kernels.norm import cpu_norm
+
+_rms_norm = Kernel("cpu_norm", "stoker_rms_norm")
+
+
+class _Work(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "residual", "out")),
+        *((name, ctypes.c_long) for name in ("rows", "columns")),
+        *((name, ctypes.c_float) for name in ("eps", "multiplier")),
+        *((name, ctypes.c_int) for name in ("type", "weight_type")),
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
@@ -62,15 +71,10 @@ def _takes(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> bool:
 
 def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, multiplier: float, out: Tensor) -> None:
     rows, columns = x.shape
-    _function()(
-        x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), rows, columns, eps,
-        multiplier, out.data_ptr(), TYPES[x.dtype], TYPES[weight.dtype],
+    beside = None if residual is None else residual.data_ptr()
+    _rms_norm(
+        _Work(
+            x.data_ptr(), weight.data_ptr(), beside, out.data_ptr(), rows, columns, eps, multiplier, TYPES[x.dtype],
+            TYPES[weight.dtype],
+        )
     )  # fmt: skip
-
-
-@functools.cache
-def _function() -> ctypes._NamedFuncPointer:
-    found, at, long, number = cc.library("cpu_norm").stoker_rms_norm, ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-    found.argtypes = [at, at, at, long, long, number, number, at, ctypes.c_int, ctypes.c_int]
-    found.restype = None
-    return found

@@ -8,22 +8,22 @@ Knows nothing of dispatch.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import LANES, TYPES
+from stoker_kernels.launch.compiled import LANES, TYPES, Kernel
 from stoker_kernels.rope.cpu_rope import qk_norm_rope_kv_write as by_torch
 
+_rope = Kernel("cpu_rope", "stoker_rope")
 
-class _Shape(ctypes.Structure):
+
+class _Work(ctypes.Structure):
     _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "positions", "places", "cos_sin", "k_cache", "v_cache", "q")),
+        *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
         *((name, ctypes.c_long) for name in ("tokens", "q_heads", "kv_heads", "dim", "half", "page")),
-        ("q_norm", ctypes.c_void_p),
-        ("k_norm", ctypes.c_void_p),
         ("type", ctypes.c_int),
         ("norm_type", ctypes.c_int),
         ("eps", ctypes.c_float),
@@ -58,14 +58,13 @@ def qk_norm_rope_kv_write(
         )  # fmt: skip
     tokens = qkv.shape[0]
     query = torch.empty((tokens, num_q_heads, head_dim), dtype=qkv.dtype) if out is None else out
-    shape = _Shape(
-        tokens, num_q_heads, num_kv_heads, head_dim, cos_sin.shape[1] // 2, k_cache.shape[2],
-        None if q_norm is None else q_norm.data_ptr(), None if k_norm is None else k_norm.data_ptr(),
-        TYPES[qkv.dtype], TYPES[norms[0].dtype] if norms else 0, eps,
-    )  # fmt: skip
-    _function()(
-        ctypes.byref(shape), qkv.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), cos_sin.data_ptr(),
-        k_cache.data_ptr(), v_cache.data_ptr(), query.data_ptr(),
+    _rope(
+        _Work(
+            qkv.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), cos_sin.data_ptr(), k_cache.data_ptr(),
+            v_cache.data_ptr(), query.data_ptr(), None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(), tokens, num_q_heads, num_kv_heads, head_dim,
+            cos_sin.shape[1] // 2, k_cache.shape[2], TYPES[qkv.dtype], TYPES[norms[0].dtype] if norms else 0, eps,
+        )
     )  # fmt: skip
     return query
 
@@ -88,11 +87,3 @@ def _takes(
         and all(each.is_contiguous() for each in (*data, *where, *norms))
         and (out is None or (out.is_contiguous() and out.dtype == qkv.dtype))
     )
-
-
-@functools.cache
-def _function() -> ctypes._NamedFuncPointer:
-    found = cc.library("cpu_rope").stoker_rope
-    found.argtypes = [ctypes.c_void_p] * 8
-    found.restype = None
-    return found

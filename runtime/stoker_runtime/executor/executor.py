@@ -222,9 +222,8 @@ class Executor:
     def _mixed(self, batch: Batch) -> Launched:
         """Decodes and prefill chunks together, as a graph where the host would take longer than the GPU."""
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
-        mode = self._mode(batch)
-        adapted = self._has_adapters(batch.row_slots)
-        shape, graphed = self._shapes.ragged(len(batch.decodes), len(batch.prefills), tokens, mode, adapted)
+        described = (len(batch.decodes), len(batch.prefills), tokens, self._mode(batch))
+        shape, graphed = self._shapes.ragged(*described, self._has_adapters(batch.row_slots))
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         if graphed:
             return self._read_back(batch, shape, self.graphs.run(shape))
@@ -239,8 +238,7 @@ class Executor:
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         targets, rows = prompt_targets(batch)
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
-        extra = torch.tensor(rows, device=self.device)
-        logits, hidden = self.body.mixed(shape, longest, extra)
+        logits, hidden = self.body.mixed(shape, longest, torch.tensor(rows, device=self.device))
         scored = self._prompt_logprobs(batch, hidden, targets)
         launched = self._read_back(batch, shape, logits)
         launched.prompt_logprobs = scored
@@ -390,8 +388,13 @@ class Executor:
         self.body.quiesce(shape)
         self._decodes = ()
 
+    def forget_steps(self) -> None:
+        """Drop what holds addresses of weights and pages: graphs, and tapes."""
+        self.graphs.clear()
+        self.body.tapes.clear()
+
     def close(self) -> None:
         """Release graphs, device memory and the host pool."""
-        self.graphs.clear()
+        self.forget_steps()
         for swap in self._swaps:
             swap.close()

@@ -4,8 +4,8 @@
     level 2   weights are dropped, and read from their files again, adapters in host memory too
 
 Tensors keep their shapes and lose their memory: torch's storages are made empty and filled again, perhaps elsewhere,
-and every view follows. Only graphs hold addresses: they are dropped. Whoever runs steps captures them again, from
-kernels that are loaded.
+and every view follows. Only graphs and tapes hold addresses: they are dropped. Whoever runs steps captures them again,
+from kernels that are loaded.
 
 Invariants: called while no step is in flight, and no step comes before both parts are awake. What fails changes
 nothing: who was awake stays so, and what sleeps takes nothing of the device.
@@ -29,7 +29,6 @@ from torch import Tensor
 from stoker_kernels.quant import LinearWeight
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.errors import UnavailableError
-from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.host_memory import free_host_memory
@@ -60,8 +59,7 @@ class Holder(Protocol):
     def drafter(self) -> Drafter | None: ...
     @property
     def adapters(self) -> AdapterMemory | None: ...
-    @property
-    def graphs(self) -> StepGraphs: ...
+    def forget_steps(self) -> None: ...
 
 
 class Block:
@@ -264,7 +262,7 @@ class DeviceSleep:
             raise
 
     def _release_kv(self) -> None:
-        self._executor.graphs.clear()
+        self._executor.forget_steps()
         for block in self._kv:
             block.release()
         self._gone.add(KV_CACHE)
@@ -274,7 +272,7 @@ class DeviceSleep:
             block.restore()
 
     def _release_weights(self) -> None:
-        self._executor.graphs.clear()
+        self._executor.forget_steps()
         kept = self._weights if self.host_bytes else self._blocks()
         for block in kept:
             block.release()

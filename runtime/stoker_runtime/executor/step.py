@@ -29,6 +29,7 @@ from stoker_runtime.executor.graphs.step_shape import StepShape
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots, allocate_tables
 from stoker_runtime.executor.states.drafted import DraftedStates
+from stoker_runtime.executor.step_tapes import StepTapes
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.windows.tables import NearTables
 from stoker_runtime.models.attention_plan import AttentionPlanner
@@ -85,6 +86,7 @@ class StepBody:
         self.speculation = SpeculationState(config, drafting, device, drafter) if drafting is not None else None
         self._head = drafter if isinstance(drafter, HeadDrafter) else None
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
+        self.tapes = StepTapes(device, enabled=not config.enforce_eager and config.ranks == 1 and self._head is None)
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -133,7 +135,7 @@ class StepBody:
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
         if self.near is not None:
             inputs = replace(inputs, pages=self.near.of_decode(row_slots, self.slots, self.page_size, out, meta))
-        logits = self.decoder.logits(self._forward(inputs), self._logits[:rows], adapters)
+        logits = self._scored(inputs, self._logits[:rows])
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -155,7 +157,7 @@ class StepBody:
             adapters = self.adapters.of_decode(out.slots, starts)
         drafts = DraftRows(row_slots, out.seq_lens, shape.drafts + 1) if self._drafted is not None else None
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters, drafts=drafts)
-        logits = self.decoder.logits(self._forward(inputs), self._logits[:wide], adapters)
+        logits = self._scored(inputs, self._logits[:wide])
         if self._head is not None:
             self._head.settle(out, self.slots)
         if shape.mode != MASKED:
@@ -190,6 +192,10 @@ class StepBody:
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]
+
+    def _scored(self, inputs: ForwardInputs, out: torch.Tensor) -> torch.Tensor:
+        """The logits of all tokens, in `out`."""
+        return self.tapes.run(inputs, lambda: self.decoder.logits(self._forward(inputs), out, inputs.adapters))
 
     def _forward(self, inputs: ForwardInputs) -> torch.Tensor:
         """The model's pass; a head that drafts from its states keeps them."""

@@ -26,12 +26,12 @@ LEVELS = [None, *(name for name, needs in cc.LEVELS.items() if cc.processor_flag
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The processor as one of a lower level, without bf16, or as it is."""
     if request.param is not None:
-        for function in (cc.library, cpu_packed._library, cpu_packed.bf16_refusal):
+        for function in (cc.library, cpu_packed.bf16_refusal):
             function.cache_clear()
         monkeypatch.setattr(cc, "level", lambda: request.param)
         monkeypatch.setattr(cc, "processor_flags", lambda: frozenset(cc.LEVELS[request.param]))
     yield
-    for function in (cc.library, cpu_packed._library, cpu_packed.bf16_refusal):
+    for function in (cc.library, cpu_packed.bf16_refusal):
         function.cache_clear()
 
 
@@ -58,7 +58,7 @@ def test_values_are_the_definition_and_the_bytes_come_back(name: str) -> None:
     assert piece.data.data_ptr() == data.data_ptr(), "in its own memory"
     assert torch.equal(plain_rows(piece), file)
     assert torch.equal(values_of(packed), expected)
-    assert same_bits(cpu_packed.rows(piece, None, 48, columns), expected)
+    assert same_bits(cpu_packed.rows(piece, None, 48, columns, torch.float32), expected)
     ids = torch.tensor([47, 0, 15, 16, 16], dtype=torch.int32)
     assert same_bits(block_rows(ids, packed, torch.float32), expected[ids.long()])
     assert pack(packed) is packed

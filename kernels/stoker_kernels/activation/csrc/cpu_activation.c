@@ -12,7 +12,14 @@ INLINE void rows_of(const void *x, long rows, long columns, void *out, int type)
         }
 }
 
-void stoker_silu_and_mul(const void *x, long rows, long columns, void *out, int type) {
-    if (type == BF16) rows_of(x, rows, columns, out, BF16);
-    else rows_of(x, rows, columns, out, FP32);
+struct Work {
+    const void *x;
+    void *out;
+    long rows, columns;
+    int type;
+};
+
+void stoker_silu_and_mul(const struct Work *w) {
+    if (w->type == BF16) rows_of(w->x, w->rows, w->columns, w->out, BF16);
+    else rows_of(w->x, w->rows, w->columns, w->out, FP32);
 }

@@ -15,7 +15,7 @@ struct Work {
     const int32_t *table, *slots, *lengths;
     long stride, rows, q_heads, kv_heads, dim, page, window;
     float scale;
-    int type;
+    int type, threads;
 };
 
 INLINE long place(const struct Work *w, long row, long head, long key) {
@@ -79,6 +79,6 @@ static void one_part(const void *work, long part) {
 }
 
 // Each head of each of the rows; D is at most 256. Threads share them.
-void stoker_attention_decode(const struct Work *work, int threads) {
-    pool_run(one_part, work, work->rows * work->q_heads, threads);
+void stoker_attention_decode(const struct Work *work) {
+    pool_run(one_part, work, work->rows * work->q_heads, work->threads);
 }

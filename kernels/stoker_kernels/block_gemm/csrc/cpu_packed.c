@@ -21,15 +21,6 @@
 #define AHEAD 6144
 #define INLINE static inline __attribute__((always_inline))
 
-struct Work {
-    const struct Piece *pieces;
-    long count, columns, tokens, stride, groups, step;
-    const uint16_t *x;
-    const float *sums, *bias;
-    void *y;
-    int wide;
-};
-
 INLINE __m512i table_of(const short *values) {
     uint16_t words[32];
     for (int at = 0; at < 32; at++) {
@@ -70,7 +61,7 @@ INLINE __m512 scales_at(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu
 INLINE void group_product(const struct Work *w, int kind, const uint8_t *block, long token, long row, int planes,
                           int offset, int tokens) {
     long blocks = w->columns / COLUMNS, bytes = planes * PLANE + (1 + offset) * 2 * GROUP;
-    const uint16_t *x = w->x + token * w->columns;
+    const uint16_t *x = (const uint16_t *)w->x + token * w->columns;
     const float *sums = w->sums + token * blocks;
     __m512i low = table_of(KINDS[kind].low), high = table_of(KINDS[kind].high);
     __m512 totals[MOST_TOKENS];
@@ -139,12 +130,7 @@ static void block_sums(const uint16_t *x, long count, float *sums) {
     }
 }
 
-// y[m, n] = sum over k of weight[n, k] · x[m, k] + bias[n], for pieces whose rows follow each other in y. `sums` is
-// scratch [tokens, columns / 32]; bias is fp32, or 0; `wide`: y is fp32. Parts have `step` groups each.
-void stoker_packed_product(const struct Piece *pieces, long count, long columns, const uint16_t *x, long tokens,
-                           float *sums, const float *bias, void *y, long stride, int wide, long step, int threads) {
-    struct Work work = {pieces, count, columns, tokens, stride, 0, step, x, sums, bias, y, wide};
-    for (long at = 0; at < count; at++) work.groups += pieces[at].rows / GROUP;
-    block_sums(x, tokens * (columns / COLUMNS), sums);
-    pool_run(groups_product, &work, (work.groups + step - 1) / step, threads);
+void stoker_packed_product(const struct Work *w) {
+    block_sums(w->x, w->tokens * (w->columns / COLUMNS), w->sums);
+    pool_run(groups_product, w, (w->groups + w->step - 1) / w->step, w->threads);
 }

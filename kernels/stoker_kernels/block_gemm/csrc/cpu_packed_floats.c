@@ -73,38 +73,50 @@ int stoker_pack(int kind, uint8_t *weight, long rows, long columns) {
     return 0;
 }
 
-// Values of rows `ids`, or of the first `count` where ids is 0: fp32 [count, columns], as the format defines them.
-void stoker_packed_rows(int kind, const uint8_t *weight, const int64_t *ids, long count, long columns, float *out) {
-    int planes = KINDS[kind].planes, bytes = KINDS[kind].bytes;
-    for (long at = 0; at < count; at++) {
-        long id = ids ? ids[at] : at;
-        int row = (int)(id % GROUP);
-        const uint8_t *block = weight + id / GROUP * (columns / COLUMNS) * GROUP * bytes;
-        for (long first = 0; first < columns; first += COLUMNS, block += GROUP * bytes) {
-            const uint8_t *scales = block + planes * PLANE + 2 * row;
-            float scale = half(scales), offset = KINDS[kind].offset ? half(scales + 2 * GROUP) : 0.0f;
-            for (int column = 0; column < COLUMNS; column++) {
-                int shift;
-                long where = place(row, column, &shift);
-                uint16_t low, high = 0;
-                memcpy(&low, block + where, 2);
-                if (planes == 2) memcpy(&high, block + PLANE + where, 2);
-                int code = KINDS[kind].low[low >> shift & 15] + KINDS[kind].high[high >> shift & 15];
-                float value = scale * (float)code;
-                out[at * columns + first + column] = KINDS[kind].offset ? value + offset : value;
-            }
+// Values of rows `ids`, or of the first `count` where ids is 0, as the format defines them: [count, columns] of `type`.
+// `bad` gets an id that is not there, if there is one; its row is zeros.
+struct Lookup {
+    const uint8_t *weight;
+    const void *ids;
+    void *out;
+    long *bad;
+    long rows, count, columns;
+    int kind, wide_ids, type;
+};
+
+static void unpack_block(int kind, const uint8_t *block, int row, float *values) {
+    int planes = KINDS[kind].planes;
+    const uint8_t *scales = block + planes * PLANE + 2 * row;
+    float scale = half(scales), offset = KINDS[kind].offset ? half(scales + 2 * GROUP) : 0.0f;
+    for (int column = 0; column < COLUMNS; column++) {
+        int shift;
+        long where = place(row, column, &shift);
+        uint16_t low, high = 0;
+        memcpy(&low, block + where, 2);
+        if (planes == 2) memcpy(&high, block + PLANE + where, 2);
+        int code = KINDS[kind].low[low >> shift & 15] + KINDS[kind].high[high >> shift & 15];
+        float value = scale * (float)code;
+        values[column] = KINDS[kind].offset ? value + offset : value;
+    }
+}
+
+void stoker_packed_rows(const struct Lookup *w) {
+    long bytes = GROUP * KINDS[w->kind].bytes;
+    for (long at = 0; at < w->count; at++) {
+        long id = !w->ids ? at : w->wide_ids ? ((const int64_t *)w->ids)[at] : ((const int32_t *)w->ids)[at];
+        int there = id >= 0 && id < w->rows;
+        if (!there) *w->bad = id;
+        const uint8_t *block = w->weight + (there ? id / GROUP * (w->columns / COLUMNS) * bytes : 0);
+        for (long first = 0; first < w->columns; first += COLUMNS, block += bytes) {
+            float values[COLUMNS] = {0};
+            if (there) unpack_block(w->kind, block, (int)(id % GROUP), values);
+            for (int part = 0; part < COLUMNS; part += LANES)
+                store(w->out, at * w->columns + first + part, w->type, load(values, part, FP32));
         }
     }
 }
 
 // ---- products ----
-
-struct Work {
-    const struct Piece *pieces;
-    long count, columns, tokens, stride, groups, step;
-    const float *x, *sums, *bias;
-    float *y;
-};
 
 enum { WIDE, SHIFTED, OFFSET, LEVELS };  // the order is that of KINDS
 
@@ -148,7 +160,7 @@ INLINE void rows_product(const struct Work *w, const uint8_t *block, long token,
                          int tokens) {
     long blocks = w->columns / COLUMNS, row = group * GROUP + first;
     const uint8_t *scales = block + KINDS[kind].planes * PLANE + 2 * first;
-    const float *x = w->x + token * w->columns, *sums = w->sums + token * blocks;
+    const float *x = (const float *)w->x + token * w->columns, *sums = w->sums + token * blocks;
     Rows levels[GROUP / ROWS], totals[MOST_TOKENS];
     for (int code = 0; code < GROUP; code++) levels[code / ROWS][code % ROWS] = (float)KINDS[kind].low[code];
     for (int m = 0; m < tokens; m++) {
@@ -184,7 +196,8 @@ INLINE void rows_product(const struct Work *w, const uint8_t *block, long token,
         block += GROUP * KINDS[kind].bytes;
         scales += GROUP * KINDS[kind].bytes;
     }
-    for (int m = 0; m < tokens; m++) memcpy(w->y + (token + m) * w->stride + row, &totals[m], sizeof totals[m]);
+    for (int m = 0; m < tokens; m++)
+        memcpy((float *)w->y + (token + m) * w->stride + row, &totals[m], sizeof totals[m]);
 }
 
 INLINE void group_product(const struct Work *w, const uint8_t *block, long token, long group, int kind, int tokens) {
@@ -220,13 +233,8 @@ static void groups_product(const void *work, long part) {
     }
 }
 
-// y[m, n] = sum over k of weight[n, k] · x[m, k] + bias[n], for pieces whose rows follow each other in y. `sums` is
-// scratch [tokens, columns / 32]; bias is fp32, or 0. Parts have `step` groups each.
-void stoker_packed_floats_product(const struct Piece *pieces, long count, long columns, const float *x, long tokens,
-                                  float *sums, const float *bias, float *y, long stride, long step, int threads) {
-    struct Work work = {pieces, count, columns, tokens, stride, 0, step, x, sums, bias, y};
-    for (long at = 0; at < count; at++) work.groups += pieces[at].rows / GROUP;
-    for (long at = 0; at < tokens * (columns / COLUMNS); at++)
-        sums[at] = total(load(x, at * COLUMNS, FP32) + load(x, at * COLUMNS + LANES, FP32));
-    pool_run(groups_product, &work, (work.groups + step - 1) / step, threads);
+void stoker_packed_floats_product(const struct Work *w) {
+    for (long at = 0; at < w->tokens * (w->columns / COLUMNS); at++)
+        w->sums[at] = total(load(w->x, at * COLUMNS, FP32) + load(w->x, at * COLUMNS + LANES, FP32));
+    pool_run(groups_product, w, (w->groups + w->step - 1) / w->step, w->threads);
 }

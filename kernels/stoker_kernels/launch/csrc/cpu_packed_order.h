@@ -26,3 +26,15 @@ struct Piece {
     const uint8_t *weight;
     int64_t rows;
 };
+
+// y[m, n] = sum over k of weight[n, k] · x[m, k] + bias[n]. `sums` is scratch [tokens, columns / 32]; bias is fp32, or 0;
+// `groups` are those of all pieces, of which a part has `step`; `wide`: y is fp32.
+struct Work {
+    const struct Piece *pieces;
+    const void *x;
+    float *sums;
+    const float *bias;
+    void *y;
+    long count, columns, tokens, stride, groups, step;
+    int wide, threads;
+};

@@ -24,16 +24,22 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, long col
         store(out, at, type, load(normed, at, type) * scale * load(weight, at, weight_type));
 }
 
-// `residual` may be 0: then x is normed by itself.
-void stoker_rms_norm(const void *x, void *residual, const void *weight, long rows, long columns, float eps,
-                     float multiplier, void *out, int type, int weight_type) {
-    for (long row = 0; row < rows; row++) {
-        long at = row * columns * WIDTH[type];
-        void *beside = residual ? (char *)residual + at : 0;
-        const char *mine = (const char *)x + at;
+struct Work {
+    const void *x, *weight;
+    void *residual, *out;  // residual may be 0: then x is normed by itself
+    long rows, columns;
+    float eps, multiplier;
+    int type, weight_type;
+};
+
+void stoker_rms_norm(const struct Work *w) {
+    for (long row = 0; row < w->rows; row++) {
+        long at = row * w->columns * WIDTH[w->type];
+        void *beside = w->residual ? (char *)w->residual + at : 0, *out = (char *)w->out + at;
+        const char *mine = (const char *)w->x + at;
         // The types are constants in each call, so that no loop asks for them.
-        if (type == BF16 && weight_type == BF16)
-            norm_row(mine, beside, weight, columns, eps, multiplier, (char *)out + at, BF16, BF16);
-        else norm_row(mine, beside, weight, columns, eps, multiplier, (char *)out + at, type, weight_type);
+        if (w->type == BF16 && w->weight_type == BF16)
+            norm_row(mine, beside, w->weight, w->columns, w->eps, w->multiplier, out, BF16, BF16);
+        else norm_row(mine, beside, w->weight, w->columns, w->eps, w->multiplier, out, w->type, w->weight_type);
     }
 }

@@ -7,14 +7,19 @@
 
 #include "cpu_floats.h"
 
-struct Shape {
-    long tokens, q_heads, kv_heads, dim, half, page;
+struct Work {
+    const void *qkv;
+    const int32_t *positions;
+    const int64_t *places;
+    const float *cos_sin;
+    void *k_cache, *v_cache, *q;
     const void *q_norm, *k_norm;  // [D] each, or 0
+    long tokens, q_heads, kv_heads, dim, half, page;
     int type, norm_type;
     float eps;
 };
 
-INLINE void turn(const void *head, const void *norm, const float *table, const struct Shape *s, void *out, int type) {
+INLINE void turn(const void *head, const void *norm, const float *table, const struct Work *s, void *out, int type) {
     float scale = 1.0f;
     if (norm) {
         Vector squares = {0};
@@ -40,26 +45,24 @@ INLINE void turn(const void *head, const void *norm, const float *table, const s
     }
 }
 
-INLINE void tokens_of(const struct Shape *s, const char *qkv, const int32_t *positions, const int64_t *places,
-                      const float *cos_sin, char *k_cache, char *v_cache, char *q, int type) {
+INLINE void tokens_of(const struct Work *s, int type) {
     long head = s->dim * WIDTH[type], all = s->q_heads + 2 * s->kv_heads;
     for (long token = 0; token < s->tokens; token++) {
-        const char *mine = qkv + token * all * head;
-        const float *table = cos_sin + (long)positions[token] * 2 * s->half;
+        const char *mine = (const char *)s->qkv + token * all * head;
+        const float *table = s->cos_sin + (long)s->positions[token] * 2 * s->half;
         for (long h = 0; h < s->q_heads; h++)
-            turn(mine + h * head, s->q_norm, table, s, q + (token * s->q_heads + h) * head, type);
-        if (places[token] < 0) continue;
-        long page = places[token] / s->page, row = places[token] % s->page;
+            turn(mine + h * head, s->q_norm, table, s, (char *)s->q + (token * s->q_heads + h) * head, type);
+        if (s->places[token] < 0) continue;
+        long page = s->places[token] / s->page, row = s->places[token] % s->page;
         for (long h = 0; h < s->kv_heads; h++) {
             long at = ((page * s->kv_heads + h) * s->page + row) * head;
-            turn(mine + (s->q_heads + h) * head, s->k_norm, table, s, k_cache + at, type);
-            memcpy(v_cache + at, mine + (s->q_heads + s->kv_heads + h) * head, (size_t)head);
+            turn(mine + (s->q_heads + h) * head, s->k_norm, table, s, (char *)s->k_cache + at, type);
+            memcpy((char *)s->v_cache + at, mine + (s->q_heads + s->kv_heads + h) * head, (size_t)head);
         }
     }
 }
 
-void stoker_rope(const struct Shape *s, const void *qkv, const int32_t *positions, const int64_t *places,
-                 const float *cos_sin, void *k_cache, void *v_cache, void *q) {
-    if (s->type == BF16) tokens_of(s, qkv, positions, places, cos_sin, k_cache, v_cache, q, BF16);
-    else tokens_of(s, qkv, positions, places, cos_sin, k_cache, v_cache, q, FP32);
+void stoker_rope(const struct Work *s) {
+    if (s->type == BF16) tokens_of(s, BF16);
+    else tokens_of(s, FP32);
 }
