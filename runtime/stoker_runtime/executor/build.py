@@ -60,6 +60,7 @@ from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
 from stoker_runtime.weights.cpu_order import packed_for_cpu
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
+from stoker_runtime.weights.packed.requantize import requantized
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ def _build(
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
+        spec = requantized(config, spec)
         refused = decoding_reason(config, spec, device.type)
         blocks = plan_blocks(spec, source, asked_quantization(config), device.type, refused=refused, whole=whole)
         spec = blocks.spec

@@ -138,6 +138,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
     from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
+    from stoker_runtime.weights.packed.requantize import requantized
 
     source = read_source(config.model)
     pooling = read_pooling(source, config)
@@ -156,6 +157,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         nodes=config.nnodes,
     )
     parts = [spec] if config.ranks == 1 else [split_spec(spec, place) for place in ranks]
+    parts = [requantized(config, part) for part in parts]
     plans = [
         plan_blocks(part, source, asked, device.type, refused=decoding_reason(config, part, device.type), whole=spec)
         for part in parts
