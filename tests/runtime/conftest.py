@@ -21,7 +21,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.models.quantized_head import with_head
-from stoker_runtime.weights.block_plan import keep_blocks
+from stoker_runtime.weights.block_plan import plan_blocks
 from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")
@@ -178,7 +178,9 @@ class PagedModel:
         """`planes`: GGUF's blocks rest as on a GPU."""
         source = read_source(model)
         resting = "cuda" if planes else device.type
-        self.spec = keep_blocks(with_head(build_spec(source), head), source, quantization, resting)
+        blocks = plan_blocks(with_head(build_spec(source), head), source, quantization, resting)
+        blocks.announce(str(dtype).removeprefix("torch."))
+        self.spec = blocks.spec
         if layers is not None:
             self.spec = self.spec.of_layers([layer % self.spec.num_layers for layer in range(layers)])
         weights = load_weights(source, self.spec, device, dtype, quantization)

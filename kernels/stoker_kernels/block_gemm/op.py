@@ -3,8 +3,9 @@
 Implementations: `compiled` (C, on the CPU) and `reference`. Weights in planes, which a GPU has, are ops of their own,
 `plane_linear` and `plane_rows`: `own` (CUDA on Hopper and Triton, as `plane_choose` says) and `reference`.
 Invariants: a weight's values are those of its format's definition, in fp32; products accumulate in fp32 and are rounded
-once. For more than 32 tokens on a CPU, or in Triton, and from 257 on any GPU, a weight is rounded to the dtype of x
-before. Each row of the result depends on its own row of x alone.
+once. Before that a weight is rounded to the dtype of x where it is decoded for a product of many tokens: on a CPU from
+32 on, unless it is packed; on a GPU by `sm90_wide`, by rows that are decoded first, and by Triton's tiles of more than
+32. Each row of the result depends on its own row of x alone.
 Does not know: which layer it serves, nor how weights reached memory.
 """
 

@@ -56,10 +56,11 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.sampling.sampler import Sampler
-from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
+from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
 from stoker_runtime.weights.cpu_order import packed_for_cpu
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
+from stoker_runtime.weights.packed.requantize import requantized
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
@@ -138,9 +139,12 @@ def _build(
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
-        unasked = keeps_unasked(config, spec, device.type)
-        spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
+        spec = requantized(config, spec)
+        refused = decoding_reason(config, spec, device.type)
+        blocks = plan_blocks(spec, source, asked_quantization(config), device.type, refused=refused, whole=whole)
+        spec = blocks.spec
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
+        blocks.announce(config.dtype)
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
@@ -262,6 +266,8 @@ def log_draft_model(draft: DraftModel) -> None:
     """Say which model drafts, and what it takes of what was said before."""
     kv = draft.beside.kv_of_a_token / 1024
     log.info("draft model: %s; %.2f GiB of weights, %.1f KiB of KV a token", draft, draft.weights / GIB, kv)
+    for each in draft.decoded:
+        log.warning("draft model: %s", each.said(draft.config.dtype))
 
 
 def _log_kv_scales(kv_dtype: str) -> None:

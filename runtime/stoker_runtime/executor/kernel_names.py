@@ -88,7 +88,7 @@ def refuse_kind(config: EngineConfig, spec: ModelSpec | EncoderSpec, device: tor
             raise ConfigError(
                 f"{each.name} rests in {kind}, which this GPU does not multiply: {reason}. {newer}; on this one "
                 f"serve weights in 16 bits, or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4).",
-                param="model" if spec.checkpoint is not None else asked,
+                param="model" if spec.checkpoint is not None and not spec.requantized else asked,
             )
 
 

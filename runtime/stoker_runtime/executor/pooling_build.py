@@ -19,7 +19,7 @@ from stoker_runtime.executor.kernel_names import refuse_kind
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
-from stoker_runtime.executor.resolve import GIB
+from stoker_runtime.executor.resolve import GIB, asked_quantization
 from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.decoder import Decoder
@@ -29,6 +29,7 @@ from stoker_runtime.models.encoders.table import ENCODERS, build_encoder, encode
 from stoker_runtime.models.pooling import PoolingSpec, Task, scoring_decoder
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.weights.block_plan import plan_blocks
 from stoker_runtime.weights.encoder import load_encoder
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
@@ -76,10 +77,14 @@ def build_pooling_executor(
     with phase("device", seconds):
         spec = pooling_spec(source)
         device = open_rank_device(config)
+        asked = asked_quantization(config)
         config = resolve_pooling(config, spec, pooling, device.type, gpu_bf16=gpu_bf16(device))
         if device.type == "cpu":
             ahead = None
         plan = plan_pooling(config, spec, device_memory(device, ahead.reserved if ahead else 0))
+        if isinstance(spec, ModelSpec):
+            blocks = plan_blocks(spec, source, asked, device.type, refused="a model that pools keeps no blocks")
+            blocks.announce(config.dtype)
     supply_cuda(device)
     pin_kernels(config)
     refuse_kind(config, spec, device)

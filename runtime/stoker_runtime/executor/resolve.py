@@ -191,7 +191,7 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
         raise ConfigError(
             f"isq is {asked}, but experts are not multiplied in blocks; use fp8, or leave --isq out.", param="isq"
         )
-    if checkpoint is None:
+    if checkpoint is None or spec.requantized:
         if asked in CHECKPOINT_METHODS:
             raise ConfigError(
                 f"quantization is {asked}, but the checkpoint is not quantized; w4 and fp8 quantize it at load.",
@@ -276,7 +276,7 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     # Experts are never dequantized whole.
     single = [each for each in spec.parameters() if each.role is not Role.EXPERTS]
     shapes = [each.shape for each in single if is_packed(kinds[each.name])]
-    ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order
+    ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order and not spec.requantized
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
     wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0
     rows = [each.shape[1] for each in spec.parameters() if kinds[each.name] == "int8_channel"]

@@ -64,7 +64,8 @@ class ModelSpec:
     """A decoder-only transformer with grouped-query or latent attention and a feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
-    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `blocks`:
+    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `requantized`: they
+    become something else at load, and those with them. `blocks`:
     the matrices that stay as their GGUF file has them. `dtype`
     is that of the rest. `max_position` is the longest context the rotary table is right for.
 
@@ -140,6 +141,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: QuantizedCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
+    requantized: bool = False
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
     head_kind: str = ""
@@ -307,7 +309,7 @@ class ModelSpec:
     def _stored_kind(self, name: str, role: Role) -> str:
         if role is Role.EXPERTS and self.moe is not None and self.moe.packing:
             return EXPERTS_KIND
-        if self.checkpoint is None:
+        if self.checkpoint is None or self.requantized:
             return ""
         return "dense" if name in self.dense_parameters else self.checkpoint.kind
 

@@ -49,7 +49,7 @@ SAME_FIELDS = {
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
     "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind", "attention_gate",
-    "embedding_norm", "normed_head", "activation_limit", "unused_tokens",
+    "embedding_norm", "normed_head", "activation_limit", "unused_tokens", "requantized",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
     from stoker_runtime.parallel.place import Place
+    from stoker_runtime.weights.block_plan import BlockPlan
 
 GIB = 1024**3
 USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
@@ -136,7 +137,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
-    from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
+    from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
+    from stoker_runtime.weights.packed.requantize import requantized
 
     source = read_source(config.model)
     pooling = read_pooling(source, config)
@@ -154,20 +156,24 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         whole_experts=config.enable_expert_parallel,
         nodes=config.nnodes,
     )
-    if config.ranks == 1:
-        unasked = keeps_unasked(config, spec, device.type)
-        spec = keep_blocks(spec, source, asked, device.type, unasked=unasked)
-        parts = [spec]
-    else:
-        parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
+    parts = [spec] if config.ranks == 1 else [split_spec(spec, place) for place in ranks]
+    parts = [requantized(config, part) for part in parts]
+    plans = [
+        plan_blocks(part, source, asked, device.type, refused=decoding_reason(config, part, device.type), whole=spec)
+        for part in parts
+    ]
+    parts = [plan.spec for plan in plans]
     memory = device_memory(device)
     config = resolve(config, parts[0], device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
+    if config.ranks == 1:
+        (spec,) = parts
     refuse_variant(config, spec, device)
     refuse_kind(config, spec, device)
     several = config.data_parallel_size
     beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
+    blocks = block_lines(plans[0], config.dtype)
     if config.ranks == 1:
-        return [*beside, *model_lines(spec, config, memory)], config.dtype
+        return [*beside, *model_lines(spec, config, memory), *blocks], config.dtype
     size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
     # Every rank has as many pages as the one with the least room, which says what fits.
     room = [
@@ -182,7 +188,13 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         *node_lines(ranks, size),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
-    return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec)], config.dtype
+    return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec), *blocks], config.dtype
+
+
+def block_lines(plan: BlockPlan, dtype: str) -> list[Line]:
+    """What of the weights is in blocks, and what of a GGUF file's is not, with the reason."""
+    held = [("blocks", plan.sizes)] if plan.spec.blocks else []
+    return [*held, *(("decoded", each.said(dtype)) for each in plan.decoded)]
 
 
 def node_lines(ranks: Sequence[Place], size: Sequence[int]) -> list[Line]:

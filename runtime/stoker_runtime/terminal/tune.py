@@ -51,18 +51,22 @@ def measure(config: EngineConfig, *, again: bool) -> int:
     from stoker_kernels.launch.dispatch import sm_of
     from stoker_runtime.executor.device import device_memory, multiplies_bf16, open_device
     from stoker_runtime.executor.kernel_supply import TUNED_SM, gemm_weights, supply_cuda
-    from stoker_runtime.executor.resolve import resolve
+    from stoker_runtime.executor.resolve import asked_quantization, resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
+    from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
 
     device = open_device(config.device)
     if device.type != "cuda" or sm_of(device) != TUNED_SM:
         raise ConfigError("tiles are measured on the GPU that they are for, of SM 9.0; there is none here.")
     supply_cuda(device)
-    whole = with_head(build_spec(read_source(config.model)), config.quantize_head)
+    source = read_source(config.model)
+    whole = with_head(build_spec(source), config.quantize_head)
+    refused = decoding_reason(config, whole, device.type) if config.ranks == 1 else "blocks are not shared among ranks"
+    whole = plan_blocks(whole, source, asked_quantization(config), device.type, refused=refused).spec
     config = resolve(config, whole, device.type, device_memory(device).total, cpu_bf16=multiplies_bf16())
     tensors, stages = config.tensor_parallel_size, config.pipeline_parallel_size
     ranks = places(tensors, stages, whole_experts=config.enable_expert_parallel)

@@ -23,8 +23,9 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless, rows_of
 
@@ -76,25 +77,31 @@ def plan_scales(
 
 
 def with_scales(
-    spec: ModelSpec, routes: Mapping[str, tuple[Route, ...]], scales: Entries
+    spec: ModelSpec, routes: Mapping[str, tuple[Route, ...]], scales: Entries, *, all_widened: bool = False
 ) -> dict[str, tuple[Route, ...]]:
-    """`routes`, those of what the checkpoint has in FP8 and this decoder in 16 bits with the scales to widen it by."""
+    """`routes`, those of what the checkpoint has in FP8 and this decoder in 16 bits with the scales to widen it by;
+    `all_widened`: and of all that it has in FP8 or INT8.
+    """
     found = dict(routes)
-    if isinstance(checkpoint := spec.checkpoint, Fp8Checkpoint):
-        for name in (each.name for each in spec.parameters() if each.role is Role.LATENT):
-            stored = (piece.entry.encoding == ENCODINGS[checkpoint.kind] for piece in routes[name])
-            pieces = zip(routes[name], stored, strict=True)
-            found[name] = tuple(
-                replace(piece, scales=_route(piece, checkpoint.kind, scales, is_last=True).entry) if narrow else piece
-                for piece, narrow in pieces
-            )
+    if isinstance(checkpoint := spec.checkpoint, Fp8Checkpoint | Int8Checkpoint):
+        encoding = ENCODINGS[checkpoint.kind]
+        for parameter in spec.parameters():
+            if parameter.role is Role.LATENT or (all_widened and parameter.kind in ENCODINGS):
+                found[parameter.name] = tuple(
+                    replace(piece, scales=_route(piece, checkpoint.kind, scales, is_last=True).entry)
+                    if piece.entry.encoding == encoding
+                    else piece
+                    for piece in routes[parameter.name]
+                )
     return found
 
 
-def widen(raw: Tensor, shape: tuple[int, ...], scales: TensorEntry) -> Tensor:
-    """The numbers of an FP8 weight of `shape` from its bytes, all of them, and its scales: fp32. Raises ModelError."""
+def widen(raw: Tensor, encoding: str, shape: tuple[int, ...], scales: TensorEntry) -> Tensor:
+    """The numbers of a weight of `shape` in FP8 or INT8 from its bytes, all of them, and its scales: fp32. Raises
+    ModelError.
+    """
     scale = read_bytes(scales).view(PLAIN_DTYPES[scales.encoding]).float()
-    data = raw.view(torch.float8_e4m3fn).view(shape)
+    data = raw.view(READABLE_DTYPES[encoding]).view(shape)
     if scale.numel() == 1:
         return data.float() * scale
     if scales.shape == scale_shape("fp8_block", *shape):

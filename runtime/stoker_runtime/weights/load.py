@@ -38,7 +38,7 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.block_plan import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
-    FP8_ENCODING,
+    ENCODINGS,
     ScaleCopies,
     ScaleRoute,
     plan_scales,
@@ -53,6 +53,7 @@ from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import mxfp4
 from stoker_runtime.weights.packed.experts_load import check_experts, load_experts
 from stoker_runtime.weights.packed.load import PackedRoute, load_packed, plan_packed, taken_names
+from stoker_runtime.weights.packed.requantize import as_stored
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.rank_cut import RankCut
 from stoker_runtime.weights.routing import Route, Vocabulary, route
@@ -113,6 +114,12 @@ def load_weights(
 
 
 def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
+    if arena.spec.requantized:
+        log.info(
+            "weights: %s (%s) become %s at load, matrix by matrix, and so do those that were not quantized",
+            checkpoint.described, checkpoint.method, arena.quantization,
+        )  # fmt: skip
+        return
     if isinstance(checkpoint, IntegerCheckpoint):
         scheme = checkpoint.scheme
         groups = f"groups of {scheme.group}" if scheme.group else "whole rows"
@@ -193,12 +200,14 @@ def _routes(
 def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary) -> tuple[Routes, Scales, Integers]:
     if vocabulary is Vocabulary.GGUF:
         return route(spec, found, vocabulary), {}, {}
+    widened, spec = spec.requantized, as_stored(spec)
     integers = plan_packed(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
-    routes = with_scales(spec, route(spec, entries, Vocabulary.HF, integers), scale_entries)
+    routes = with_scales(spec, route(spec, entries, Vocabulary.HF, integers), scale_entries, all_widened=widened)
     check_experts(spec, routes)
     scales = plan_scales(spec, routes, scale_entries)
+    scales = {} if widened else scales
     for parameter, pieces in routes.items():
         for piece in () if parameter in scales else pieces:
             if piece.scales is None and piece.entry.encoding not in PLAIN_DTYPES:
@@ -314,8 +323,8 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
 def _numbers(piece: Route) -> Callable[[Tensor], Tensor]:
     """A function from the bytes of whole rows to their numbers, as they lie."""
     scales = piece.scales
-    if scales is not None and piece.entry.encoding == FP8_ENCODING:
-        return lambda raw: widen(raw, piece.shape, scales)
+    if scales is not None and piece.entry.encoding in ENCODINGS.values():
+        return lambda raw: widen(raw, piece.entry.encoding, piece.shape, scales)
     if scales is not None:
         return lambda raw: mxfp4.decode(raw, mxfp4.read_bytes(scales))
     if piece.entry.encoding not in READABLE_DTYPES or piece.head_rows:

@@ -35,7 +35,7 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.place import places
 from stoker_runtime.weights import layout
-from stoker_runtime.weights.block_plan import keep_blocks
+from stoker_runtime.weights.block_plan import plan_blocks
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 
@@ -91,7 +91,7 @@ class Sixteen(TorchDispatchMode):
 def spec_for(folder: Path, kind: str, resting: str = "cpu") -> ModelSpec:
     """The spec of weights that become `kind` at load, on a device of type `resting`."""
     source = read_source(str(folder))
-    return keep_blocks(build_spec(source), source, kind, resting)
+    return plan_blocks(build_spec(source), source, kind, resting).spec
 
 
 @pytest.mark.parametrize("kind", ["fp8", "w4", "q8_0", "q4k"])
@@ -165,7 +165,9 @@ def test_rows_that_fill_no_block_get_a_smaller_one_or_none_and_are_named(caplog:
     source = read_source("shape:qwen2.5-7b")
     odd = replace(build_spec(source), hidden=608, ffn=1000, num_layers=1, windows=(0,))
     with caplog.at_level(logging.INFO):
-        made = keep_blocks(odd, source, "q4k", "cuda")
+        plan = plan_blocks(odd, source, "q4k", "cuda")
+        plan.announce("bfloat16")
+    made = plan.spec
     assert {part.format for parts in made.blocks.values() for part in parts} == {"Q4_K", "Q8_0"}
     assert "layers.0.down" not in made.blocks
     assert "rows fill no blocks of 256 (Q4_K); in Q8_0: layers.0.qkv, layers.0.gate_up" in caplog.text
@@ -191,7 +193,7 @@ def test_ranks_round_their_parts(kind: str, folder: Path) -> None:
     plain = load_weights(source, spec, CPU, torch.float32).layers[3]
     for place in places(2, 1):
         cut = Cut(spec, place)
-        part = keep_blocks(cut.spec, source, kind, "cpu")
+        part = plan_blocks(cut.spec, source, kind, "cpu").spec
         mine = load_weights(source, part, CPU, torch.float32, kind, cut=cut).layers[3]
         rows = slice(place.tensor * FFN // 2, (place.tensor + 1) * FFN // 2)
         gate_up = torch.cat([each[rows] for each in value(whole.gate_up).chunk(2)])

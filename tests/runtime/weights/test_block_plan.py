@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,20 @@ from stoker_kernels.block_gemm import packing_refusal
 from stoker_kernels.launch import cc
 from stoker_kernels.quant import BLOCK_FORMATS, BlockWeight
 from stoker_runtime import LLM, SamplingParams
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.build import build_model
+from stoker_runtime.executor.drafts.plan import read_draft_model
 from stoker_runtime.executor.executor import Executor
-from stoker_runtime.executor.resolve import activation_bytes
+from stoker_runtime.executor.resolve import activation_bytes, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.block_parts import PLANE_SCRATCH, PLANE_SUMS, BlockPart
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.weights.block_plan import keep_blocks
+from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.split import split_spec
+from stoker_runtime.terminal.info import describe_model
+from stoker_runtime.weights.block_plan import decoding_reason, plan_blocks
 
 Kind = gguf.GGMLQuantizationType
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 208, 256, 512, 4, 2, 64, 2
@@ -211,23 +218,122 @@ def test_fast_formats_stay_unasked_and_give_the_logits_of_the_numbers(tmp_path: 
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), atol=atol, rtol=atol / 5)
 
 
+def mixed(path: Path) -> Path:
+    """The types of a Q4_K_M file, with an output head of its own or without."""
+    kinds = dict.fromkeys(("attn_v", "ffn_down", "token_embd", "output"), "Q6_K")
+    return write(path, kinds, "Q4_K", tied=random.random() < 0.5)
+
+
+def test_a_gpu_keeps_a_mixed_file_unasked(tmp_path: Path) -> None:
+    file = mixed(tmp_path / "m.gguf")
+    source, config = read_source(str(file)), EngineConfig(str(file), dtype=random.choice(["auto", "float16"]))
+    spec = build_spec(source)
+    plan = plan_blocks(spec, source, "auto", "cuda", refused=decoding_reason(config, spec, "cuda"))
+    assert not plan.decoded
+    assert plan.spec.parameter_bytes("bfloat16") <= 1.1 * file.stat().st_size
+    assert resolve(config, plan.spec, "cuda").quantization == "gguf"
+    kept = {part.format for parts in plan.spec.blocks.values() for part in parts}
+    assert kept == {"Q4_K", "Q6_K"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "reason"),
+    [
+        ({"dtype": "float32"}, "cuda", "no kernel for a GPU multiplies blocks in float32"),
+        ({"batch_invariant": True}, "cuda", "--batch-invariant was given"),
+        ({"quantize_head": "fp8"}, "cpu", "--quantize-head was given"),
+        ({"tensor_parallel_size": 2}, "cuda", "blocks are not shared among several ranks"),
+        ({"quantization": "none"}, "cuda", "--quantization none was given"),
+    ],
+)
+def test_a_file_that_is_decoded_is_named_with_the_reason_and_both_sizes(
+    fields: dict[str, Any], device: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = mixed(tmp_path / "m.gguf")
+    source, config = read_source(str(file)), EngineConfig(str(file), **fields)
+    whole = build_spec(source)
+    spec = split_spec(whole, next(iter(places(config.tensor_parallel_size, 1))))
+    refused = decoding_reason(config, spec, device)
+    plan = plan_blocks(spec, source, config.quantization, device, refused=refused, whole=whole)
+    assert plan.spec is spec
+    with caplog.at_level(logging.INFO):
+        plan.announce("float16")
+    (told,) = caplog.records
+    assert told.levelname == ("INFO" if config.quantization == "none" else "WARNING")
+    in_blocks = [each for each in whole.parameters() if len(each.shape) == 2]
+    there = sum(tensor.num_bytes for tensor in read_gguf_header(file).tensors.values() if len(tensor.shape) == 2)
+    here = 2 * sum(each.elements for each in in_blocks)
+    sizes = f"({there / 2**20:.1f} MiB of the file, {here / 2**20:.1f} in float16)"
+    assert reason in told.message
+    assert told.message.endswith(sizes)
+
+
+@needs_compiler
+def test_a_cpu_keeps_unasked_what_is_fast_there_and_names_the_rest(tmp_path: Path) -> None:
+    """Blocks that are not packed take several times as long as numbers, but a table's rows are looked up as fast."""
+    file = write(tmp_path / "m.gguf", {"attn_v": "Q6_K", "ffn_down": "Q8_0", "token_embd": "Q5_K"}, "Q4_K", tied=False)
+    source, config = read_source(str(file)), EngineConfig(str(file), device="cpu")
+    spec = build_spec(source)
+    plan = plan_blocks(spec, source, "auto", "cpu", refused=decoding_reason(config, spec, "cpu"))
+    assert plan.spec.blocks.keys() == {"embed", *(f"layers.{layer}.down" for layer in range(LAYERS))}
+    reasons = {each.reason: each.names for each in plan.decoded}
+    slower = "is multiplied slower in blocks on a CPU (--quantization gguf keeps it)"
+    assert reasons[f"Q4_K, Q6_K {slower}"] == ("layers.0.qkv", "layers.1.qkv")
+    assert set(reasons[f"Q4_K {slower}"]) >= {"head", "layers.0.output", "layers.1.gate_up"}
+    # A tied table is multiplied, too.
+    tied = write(tmp_path / "t.gguf", {"token_embd": "Q5_K"}, "Q4_K")
+    source = read_source(str(tied))
+    assert not plan_blocks(build_spec(source), source, "auto", "cpu").spec.blocks
+
+
+def test_info_says_what_is_kept_and_what_is_not(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", {"ffn_down": "Q6_K", "token_embd": "IQ4_NL"}, "Q4_0")
+    config = EngineConfig(str(file), device="cpu", dtype="float32", max_model_len=64, cpu_kv_gb=0.1)
+    configs = (replace(config, quantization=asked) for asked in ("auto", "gguf", "none"))
+    auto, kept, decoded = (describe_model(each, torch.device("cpu"))[0] for each in configs)
+    formats = [re.findall(r"(\w+) \d+ MiB", dict(lines).get("blocks", "")) for lines in (auto, kept, decoded)]
+    assert formats == [["IQ4_NL", "Q4_0"], ["IQ4_NL", "Q4_0", "Q6_K"], []]
+    assert "Q6_K is multiplied slower" in dict(auto)["decoded"]
+    assert dict(decoded)["decoded"].startswith("--quantization none was given")
+    assert "decoded" not in dict(kept)
+
+
+def test_a_file_that_drafts_is_kept_likewise(tmp_path: Path) -> None:
+    file = mixed(tmp_path / "m.gguf")
+    drafting = json.dumps({"model": str(file), "num_speculative_tokens": 2})
+    target = build_spec(read_source(str(file)))
+    for device in ("cpu", "cuda"):
+        config = EngineConfig("target", device=device, max_model_len=64, speculative_config=drafting)
+        draft = read_draft_model(resolve(config.validate(), target, device), target)
+        assert draft is not None
+        assert draft.config.quantization == ("gguf" if device == "cuda" or not target.tie_embeddings else "none")
+        assert bool(draft.decoded) == (device == "cpu")
+        assert (draft.weights <= 1.1 * file.stat().st_size) == (device == "cuda")
+
+
+def test_a_model_that_pools_names_its_file_as_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / "m.gguf", {}, random.choice(["Q5_1", "Q3_K"]))
+    build_model(EngineConfig(str(file), device="cpu", runner="pooling", max_model_len=64)).close()
+    assert "a model that pools keeps no blocks; decoded to the model's type: embed, layers.0.qkv" in caplog.text
+
+
 def test_what_cannot_be_kept_is_refused(
-    tmp_path: Path, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = read_source(str(tiny_checkpoint("llama")))
     with pytest.raises(ConfigError, match=r"is no \.gguf file"):
-        keep_blocks(build_spec(source), source, "gguf", "cpu")
+        plan_blocks(build_spec(source), source, "gguf", "cpu")
     source = read_source(str(write(tmp_path / "m.gguf", {}, "Q4_0")))
     spec = build_spec(source)
-    assert keep_blocks(spec, source, "auto", "cpu") is spec
-    with caplog.at_level(logging.INFO):
-        assert keep_blocks(spec, source, "gguf", "cuda").parameter_bytes("bfloat16") < spec.parameter_bytes("bfloat16")
-    assert "kept in the file's blocks: Q4_0" in caplog.text
+    assert plan_blocks(spec, source, random.choice(["fp8", "w4"]), "cpu").spec is spec
+    plan = plan_blocks(spec, source, "gguf", "cuda")
+    assert plan.spec.parameter_bytes("bfloat16") < spec.parameter_bytes("bfloat16")
+    assert plan.sizes.startswith("Q4_0 ")
     monkeypatch.setattr(cc, "refusal", lambda _: "needs a C compiler (cc), which is not installed")
     with pytest.raises(ConfigError, match="gguf, but its kernel needs a C compiler"):
-        keep_blocks(spec, source, "gguf", "cpu")
+        plan_blocks(spec, source, "gguf", "cpu")
     with pytest.raises(ConfigError, match="not shared among ranks"):
-        keep_blocks(replace(spec, part=object()), source, "gguf", "cpu")  # type: ignore[arg-type]
+        plan_blocks(replace(spec, part=object()), source, "gguf", "cpu")  # type: ignore[arg-type]
     pooling = EngineConfig(str(source.path), device="cpu", quantization="gguf", runner="pooling")
     with pytest.raises(ConfigError, match="keeps blocks for models that generate"):
         build_model(pooling)

@@ -9,7 +9,7 @@ Knows nothing of how memory is allocated, and of how drafts are made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.draft_heads.spec import HeadSpec, NextSpec
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.block_plan import Decoded, decoding_reason, plan_blocks
 from stoker_runtime.weights.head_ids import read_head_ids
 
 TOKENS_PER_READING = {"cuda": 100, "cpu": 5}
@@ -34,11 +35,14 @@ TOKENS_PER_READING = {"cuda": 100, "cpu": 5}
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """`config` is the engine's, resolved, but for what concerns the draft model's own weights."""
+    """`config` is the engine's, resolved, but for what concerns the draft model's own weights; `decoded`
+    is what of these was blocks in a GGUF file.
+    """
 
     source: ModelSource
     spec: ModelSpec
     config: EngineConfig
+    decoded: tuple[Decoded, ...] = field(default=(), kw_only=True)
 
     @property
     def weights(self) -> int:
@@ -163,7 +167,10 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
             "a draft model needs attention in all its layers.",
             param=NAME,
         )
-    return DraftModel(source, spec, _own(config, resolve_quantization("auto", spec)))
+    refused = decoding_reason(_own(config, "auto"), spec, config.device)
+    blocks = plan_blocks(spec, source, "auto", config.device, refused=refused)
+    own = _own(config, resolve_quantization("auto", blocks.spec))
+    return DraftModel(source, blocks.spec, own, decoded=blocks.decoded)
 
 
 def _own(config: EngineConfig, quantization: str) -> EngineConfig:

@@ -3,7 +3,7 @@ read, and laid out as the kernels of the device read them.
 
 Invariants: every such weight has exactly the tensors of its packing, of the shapes that fit, before a byte is moved;
 otherwise a ModelError names the tensor. Reading the next matrix goes on while one is laid out; dequantized are those
-alone that no product reads packed.
+alone that no product reads packed, or that become something else (`requantize.py`).
 Knows nothing of how products are computed.
 """
 
@@ -218,11 +218,15 @@ def _store(
     groups = _groups(arena.spec, name)
     order = torch.tensor(row_order(groups), device=arena.device) if groups else None
     rows = [0] if groups else [route.row for route in routes]
-    if isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
+    kept = not arena.spec.requantized
+    if kept and isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
         _store_fp4_experts(experts, checkpoint, routes, read)
         return
     if name in arena.dense:
         _widen(arena.dense[name], checkpoint, routes, read)
+        return
+    if arena.spec.requantized:
+        _requantize(arena, name, checkpoint, routes, read, order)
         return
     if isinstance(checkpoint, Fp4Checkpoint):
         floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
@@ -246,6 +250,33 @@ def _store(
         place.order.copy_(every if columns is None else columns)
 
 
+def _requantize(
+    arena: WeightArena,
+    name: str,
+    checkpoint: PackedCheckpoint,
+    routes: tuple[PackedRoute, ...],
+    read: list[dict[str, Tensor]],
+    order: Tensor | None,
+) -> None:
+    """The numbers of a matrix in the model's type, which become what the arena has a place for."""
+    whole: Tensor | None = None
+    for route, tensors in zip(routes, read, strict=True):
+        numbers = _values(checkpoint, route, tensors)
+        if whole is None:
+            size = (sum(each.rows for each in routes), numbers.shape[1])
+            whole = torch.empty(size, dtype=arena.dtype, device=arena.device)
+        whole[route.row : route.row + route.rows].copy_(numbers)
+    assert whole is not None, "a matrix has pieces"
+    arena.quantize(name, whole if order is None else whole[order])
+
+
+def _values(checkpoint: PackedCheckpoint, route: PackedRoute, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The numbers of a piece, fp32 [rows, K]."""
+    if isinstance(checkpoint, Fp4Checkpoint):
+        return fp4_files.values(checkpoint, tensors)
+    return integer_files.values(checkpoint, tensors, route.module)
+
+
 def _widen(
     target: Tensor, checkpoint: PackedCheckpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
 ) -> None:
@@ -253,11 +284,7 @@ def _widen(
     own.
     """
     for route, tensors in zip(routes, read, strict=True):
-        if isinstance(checkpoint, Fp4Checkpoint):
-            values = fp4_files.values(checkpoint, tensors)
-        else:
-            values = integer_files.values(checkpoint, tensors, route.module)
-        target[route.row : route.row + route.rows].copy_(values)
+        target[route.row : route.row + route.rows].copy_(_values(checkpoint, route, tensors))
 
 
 def _store_fp4_experts(
