@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from tests.runtime.models.test_quantized_hybrid import assert_rounded, fp8
 from tests.runtime.weights.both_ways import save_both
+from tests.runtime.weights.integer_forms import Quantized, compressed, compressed_config
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
-from tests.runtime.weights.test_integer_checkpoint import Quantized, compressed, compressed_config
 from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
 

@@ -15,9 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.weights.both_ways import save_both
-from tests.runtime.weights.test_fp4_checkpoint import compressed_config as float_config
-from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
-from tests.runtime.weights.test_integer_checkpoint import (
+from tests.runtime.weights.integer_forms import (
     AWQ_CONFIG,
     Quantized,
     awq,
@@ -26,6 +24,8 @@ from tests.runtime.weights.test_integer_checkpoint import (
     gptq,
     gptq_config,
 )
+from tests.runtime.weights.test_fp4_checkpoint import compressed_config as float_config
+from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, awq, compressed, compressed_config
+from tests.runtime.weights.integer_forms import AWQ_CONFIG, awq, compressed, compressed_config
 from tests.runtime.weights.test_integer_experts import INT8_CONFIG
 from torch import Tensor
 

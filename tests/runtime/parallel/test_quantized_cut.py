@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.runtime.models import test_fp8_checkpoint as fp8
+from tests.runtime.weights import integer_forms as integers
 from tests.runtime.weights import test_fp4_checkpoint as fp4
 from tests.runtime.weights import test_int8_checkpoint as int8
-from tests.runtime.weights import test_integer_checkpoint as integers
 from torch import Tensor
 
 from stoker_kernels.fp4_gemm import dequantize_fp4
@@ -87,7 +87,7 @@ def assert_parts_are_alike(quantized: Path, plain: Path) -> None:
             torch.testing.assert_close(value(mine), value(exact), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("form", sorted(integers.FORMATS.keys() - {"gptq-act-order", "gptq-static-groups"}))
+@pytest.mark.parametrize("form", sorted(integers.FORMATS.keys() - set(integers.ORDERED)))
 def test_integers(form: str, dense: Path, tmp_path: Path) -> None:
     assert_parts_are_alike(*integers.write(dense, tmp_path, *integers.FORMATS[form]))
 
@@ -101,7 +101,7 @@ def test_integers_on_both_sides(dense: Path, tmp_path: Path) -> None:
     assert_parts_are_alike(*integers.write(dense, tmp_path, int8.config(), int8.quantized))
 
 
-@pytest.mark.parametrize("form", ["gptq-act-order", "gptq-static-groups"])
+@pytest.mark.parametrize("form", integers.ORDERED)
 def test_columns_in_an_order_of_their_own_are_refused(form: str, dense: Path, tmp_path: Path) -> None:
     quantized, _ = integers.write(dense, tmp_path, *integers.FORMATS[form])
     with pytest.raises(ConfigError, match="act-order"):

@@ -37,6 +37,17 @@ def save_both(
     return folder / "q", folder / "d"
 
 
+def assert_likeliest(plain: Path, prompts: list[list[int]], found: list[list[int]]) -> None:
+    """Each of the tokens found is the one that transformers finds likeliest on `plain`, behind those before it."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain)
+    for prompt, tokens in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        assert tokens == logits.argmax(-1).tolist()
+
+
 def assert_equals_transformers(quantized: Path, plain: Path, method: str, seed: str, paged_model: Any) -> None:
     """Logits and 64 greedy tokens of `quantized` are those of transformers on `plain`."""
     import transformers

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.weights.both_ways import random_qwen3
-from tests.runtime.weights.test_integer_checkpoint import SHAPE, damaged, load, write
+from tests.runtime.weights.both_ways import assert_likeliest, random_qwen3
+from tests.runtime.weights.integer_forms import SHAPE, damaged, load, write
 from torch import Tensor
 
 from stoker_kernels.fp4_gemm import dequantize_fp4
@@ -91,6 +91,13 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantized]]] = {
 }
 
 
+# What a layer's matrices are made of.
+MODULES = {
+    "qkv": ("self_attn.q", "self_attn.k", "self_attn.v"), "output": ("self_attn.o",),
+    "gate_up": ("mlp.gate", "mlp.up"), "down": ("mlp.down",),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 in fp32."""
@@ -101,24 +108,22 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_are_those_of_the_definition_and_so_are_tokens(
     dense: Path, tmp_path: Path, form: str, paged_model: Any
 ) -> None:
-    import transformers
-
     quantized, plain = write(dense, tmp_path, *FORMATS[form])
     ours, theirs = load(quantized), load(plain)
     for layer, expected in zip(ours.layers, theirs.layers, strict=True):
         for field in ("qkv", "output", "gate_up", "down"):
             weight = getattr(layer, field)
             assert isinstance(weight, Fp4Weight)
-            # One number of a matrix may be divided or multiplied by.
-            exact = dequantize_fp4(weight, torch.float32)
-            torch.testing.assert_close(exact, getattr(expected, field).data, rtol=2.5e-7, atol=0.0)
+            found, exact = dequantize_fp4(weight, torch.float32), getattr(expected, field).data
+            if weight.kind == "mxfp4":
+                assert torch.equal(found, exact), field
+            else:
+                # One number of a matrix may be divided or multiplied by.
+                torch.testing.assert_close(found, exact, rtol=2.5e-7, atol=0.0)
     prompt = [5, 17, 80, 3, 44, 9]
     method = FORMATS[form][0]["quant_method"]
-    (tokens,) = paged_model(str(quantized), quantization=method, max_len=128).greedy([prompt], 48)
-    model = transformers.Qwen3ForCausalLM.from_pretrained(plain)
-    model.generation_config.eos_token_id = None
-    found = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)
-    assert tokens == found[0, len(prompt) :].tolist()
+    tokens = paged_model(str(quantized), quantization=method, max_len=64).greedy([prompt], 40)
+    assert_likeliest(plain, [prompt], tokens)
 
 
 @pytest.mark.parametrize("form", ["compressed-nvfp4", "compressed-mxfp4"])
@@ -131,13 +136,17 @@ def test_the_library_s_own_decoder_finds_the_same(dense: Path, tmp_path: Path, f
     quantized, _ = write(dense, tmp_path, config, quantize)
     weights = QuantizationArgs(**config["config_groups"]["group_0"]["weights"])
     library = {16: NVFP4PackedCompressor, 32: MXFP4PackedCompressor}[weights.group_size or 0]
-    prefix = "model.layers.1.mlp.down_proj."
     stored = load_file(quantized / "model.safetensors")
-    state = {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
-    theirs = library.decompress(state, QuantizationScheme(targets=["Linear"], weights=weights))["weight"]
-    ours = load(quantized).layers[1].down
-    assert isinstance(ours, Fp4Weight)
-    torch.testing.assert_close(dequantize_fp4(ours, torch.float32), theirs.float(), rtol=2.0**-8, atol=0.0)
+
+    def decoded(module: str) -> Tensor:
+        prefix = f"model.layers.1.{module}_proj."
+        state = {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
+        return library.decompress(state, QuantizationScheme(targets=["Linear"], weights=weights))["weight"].float()
+
+    layer = load(quantized).layers[1]
+    for field, modules in MODULES.items():
+        theirs, ours = torch.cat([decoded(module) for module in modules]), getattr(layer, field)
+        torch.testing.assert_close(dequantize_fp4(ours, torch.float32), theirs, rtol=2.0**-8, atol=0.0)
 
 
 def test_modelopt_s_own_file_is_read_where_config_json_says_nothing(dense: Path, tmp_path: Path) -> None:

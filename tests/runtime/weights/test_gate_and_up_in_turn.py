@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.parallel import test_quantized_cut as cut
-from tests.runtime.weights import test_integer_checkpoint as integers
+from tests.runtime.weights import integer_forms as integers
 from tests.runtime.weights.both_ways import random_qwen3
-from tests.runtime.weights.test_integer_checkpoint import FORMATS, write
+from tests.runtime.weights.integer_forms import FORMATS, write
 
 from stoker_kernels.integer_gemm import dequantize_integers, fills_blocks
 from stoker_kernels.quant import IntegerWeight

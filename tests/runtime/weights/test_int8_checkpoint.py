@@ -6,13 +6,14 @@ The oracle is transformers on the dequantized weights, what each linear reads ro
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime.weights.integer_forms import damaged, load, write
 from tests.runtime.weights.test_fp4_checkpoint import dense
-from tests.runtime.weights.test_integer_checkpoint import damaged, load, write
 from torch import Tensor
 
 from stoker_kernels.quant import Int8Weight
@@ -35,8 +36,10 @@ def config(inputs: dict[str, Any] | None = None, form: str = "int-quantized", **
     }  # fmt: skip
 
 
-def quantized(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+def quantized(weight: Tensor, *, whole: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+    """A scale a row, or one for the `whole` matrix."""
+    largest = weight.abs().amax().view(1) if whole else weight.abs().amax(1, keepdim=True)
+    scale = (largest / 127).bfloat16()
     data = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
     return {"weight": data, "weight_scale": scale}, data.float() * scale.float()
 
@@ -47,12 +50,14 @@ def rounded(_: torch.nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
     return ((given[0] / step).round() * step,)
 
 
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_integers_are_the_file_s_and_tokens_those_of_rounded_activations(
-    dense: Path, tmp_path: Path, paged_model: Any
+    dense: Path, tmp_path: Path, strategy: str, paged_model: Any
 ) -> None:
     import transformers
 
-    folder, plain = write(dense, tmp_path, config(), quantized)
+    quantize = partial(quantized, whole=strategy == "tensor")
+    folder, plain = write(dense, tmp_path, config(strategy=strategy), quantize)
     ours, theirs = load(folder), load(plain)
     for layer, expected in zip(ours.layers, theirs.layers, strict=True):
         for field in ("qkv", "output", "gate_up", "down"):

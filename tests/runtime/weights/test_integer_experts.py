@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.weights.both_ways import assert_equals_transformers, save_both
-from tests.runtime.weights.test_integer_checkpoint import (
+from tests.runtime.weights.integer_forms import (
     AWQ_CONFIG,
     Quantized,
     awq,

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tests.runtime.models.test_quantized_hybrid import FP8_CONFIG, fp8
 from tests.runtime.models.test_zoo import save_random
 from tests.runtime.weights.both_ways import save_both
+from tests.runtime.weights.integer_forms import AWQ_CONFIG, Quantized, awq, gptq, gptq_config
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
-from tests.runtime.weights.test_integer_checkpoint import AWQ_CONFIG, Quantized, awq, gptq, gptq_config
 from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.weights.both_ways import assert_equals_transformers, save_both
-from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
-from tests.runtime.weights.test_integer_checkpoint import (
+from tests.runtime.weights.integer_forms import (
     AWQ_CONFIG,
     Quantized,
     awq,
@@ -23,6 +22,7 @@ from tests.runtime.weights.test_integer_checkpoint import (
     gptq,
     gptq_config,
 )
+from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_experts import COMMON, load
 from torch import Tensor
 

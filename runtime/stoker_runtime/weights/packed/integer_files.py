@@ -1,9 +1,14 @@
 """How AWQ, GPTQ and compressed-tensors files hold integer weights: which tensors, of which shapes, and their values.
 
-    AWQ         qweight int32 [K, N/8], eight rows of the weight a word, in the order 0 2 4 6 1 3 5 7; qzeros [G, N/8]
-    likewise GPTQ        qweight int32 [K·b/32, N], columns of the weight a word, in order; qzeros [G, N·b/32], stored
-    less one; g_idx [K] compressed  weight_packed int32 [N, K·b/32]; weight_zero_point [N·b/32, G]; weight_scale [N, G];
-    weight_shape; weight_g_idx
+    AWQ         qweight int32 [K, N/8], eight rows of the weight a word, in the order 0 2 4 6 1 3 5 7;
+                qzeros [G, N/8] likewise; scales [G, N]
+    GPTQ        qweight int32 [K·b/32, N], columns of the weight a word, in order;
+                qzeros [G, N·b/32], stored less one; scales [G, N]; g_idx [K]
+    compressed  weight_packed int32 [N, K·b/32]; weight_zero_point [N·b/32, G]; weight_scale [N, G]; weight_shape;
+                weight_g_idx [K]
+
+An order of columns (g_idx, the group of each) is loaded where the configuration says that there is one; elsewhere it is
+there to say that there is none.
 
 Invariants: `unpack` gives codes [N, K], scales and zero points [G, N], and the order of columns, on the device of the
 tensors; nothing here reads a file.
@@ -20,9 +25,12 @@ from torch import Tensor
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, Packing
-from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, WORD_DTYPES
 
+_ORDER = {Packing.GPTQ: "g_idx", Packing.GPTQ_V2: "g_idx", Packing.COMPRESSED: "weight_g_idx"}
+_ORDERED = {
+    Packing.GPTQ: "desc_act true", Packing.GPTQ_V2: "desc_act true", Packing.COMPRESSED: "actorder group",
+}  # fmt: skip
 # Half byte i of an AWQ word is row _AWQ[i] of eight; column c stands in half byte _AWQ_PLACE[c].
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -54,8 +62,13 @@ def tensor_shapes(checkpoint: IntegerCheckpoint, n: int, k: int) -> dict[str, tu
     return found | ({"weight_g_idx": (k,)} if scheme.order else {})
 
 
+def order_suffix(packing: Packing) -> str | None:
+    """The tensor that has the group of each column; None: no column has another than its place says."""
+    return _ORDER.get(packing)
+
+
 def optional_suffixes(packing: Packing) -> tuple[str, ...]:
-    """Tensors that a weight may have besides: they say what the scheme says already."""
+    """Tensors that a weight may have besides: they say what the scheme says already, an order once it is checked."""
     return {Packing.AWQ: (), Packing.COMPRESSED: ("weight_shape", "weight_g_idx")}.get(packing, ("g_idx",))
 
 
@@ -65,7 +78,7 @@ def encodings(suffix: str) -> tuple[str, ...]:
 
 
 def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: str) -> Unpacked:
-    """The values of one weight. Raises ModelError, naming `name`, for an order of columns that is no permutation."""
+    """The values of module `name`. Raises ModelError, naming the tensor, for an order that is no permutation."""
     scheme = checkpoint.scheme
     if checkpoint.packing is Packing.AWQ:
         place = torch.tensor(_AWQ_PLACE, device=tensors["qweight"].device)
@@ -73,14 +86,15 @@ def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: s
         return Unpacked(codes, tensors["scales"], _codes(tensors["qzeros"], 4)[..., place].flatten(1), None)
     if checkpoint.packing is Packing.COMPRESSED:
         codes, scale = _codes(tensors["weight_packed"], scheme.bits).flatten(1), tensors["weight_scale"].t()
-        zero, groups = None, tensors.get("weight_g_idx") if scheme.order else None
+        zero = None
         if scheme.zeros:
             zero = _codes(tensors["weight_zero_point"], scheme.bits).permute(1, 0, 2).flatten(1)
     else:
         codes = _codes(tensors["qweight"], scheme.bits).permute(1, 0, 2).flatten(1)
-        scale, groups = tensors["scales"], tensors.get("g_idx") if scheme.order else None
+        scale = tensors["scales"]
         zero = _codes(tensors["qzeros"], scheme.bits).flatten(1) + int(checkpoint.packing is Packing.GPTQ)
-    order = None if groups is None else column_order(groups, scheme, name)
+    suffix = _ORDER[checkpoint.packing]
+    order = column_order(tensors[suffix], checkpoint, f"{name}.{suffix}") if scheme.order else None
     return Unpacked(codes if order is None else codes[:, order.long()], scale, zero, order)
 
 
@@ -107,17 +121,27 @@ def in_order(pieces: Sequence[Unpacked], rows: Tensor) -> Unpacked:
     )
 
 
-def column_order(groups: Tensor, scheme: IntegerScheme, name: str) -> Tensor:
+def column_order(groups: Tensor, checkpoint: IntegerCheckpoint, tensor: str) -> Tensor:
     """The order of columns in which those of a group (int [K], a group a column) are neighbours; int32 [K].
 
-    Raises ModelError, naming `name`, where a group has not as many columns as the scheme says.
+    Raises ModelError, naming the `tensor`, where a group has not as many columns as the scheme says, or where columns
+    are ordered against what the scheme says.
     """
-    k = groups.shape[0]
+    scheme, k = checkpoint.scheme, groups.shape[0]
     order = torch.argsort(groups, stable=True)
-    expected = torch.arange(k, device=groups.device) // scheme.columns(k)
+    columns = scheme.columns(k)
+    expected = torch.arange(k, device=groups.device) // columns
     if not torch.equal(groups[order].long(), expected):
         raise ModelError(
-            f"tensor {name} puts columns into other groups than {scheme.columns(k)} each, as quantization_config says."
+            f"tensor {tensor} puts columns into other groups than {-(-k // columns)} of {columns} each; an order of "
+            f"columns by {checkpoint.method} is a permutation of these, of the group_size of quantization_config.",
+            param="quantization_config",
+        )
+    if not scheme.order and not torch.equal(groups.long(), expected):
+        raise ModelError(
+            f"tensor {tensor} orders columns by activation, but quantization_config says that {checkpoint.method} did "
+            f"not; with {_ORDERED[checkpoint.packing]} there, the order is read.",
+            param="quantization_config",
         )
     return order.to(torch.int32)
 

@@ -37,12 +37,16 @@ Entries = Mapping[str, TensorEntry]
 
 @dataclass(frozen=True, slots=True)
 class PackedRoute:
-    """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor."""
+    """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor.
+
+    `said` are those that must only agree with what the configuration says.
+    """
 
     module: str
     row: int
     rows: int
     entries: Entries
+    said: Entries
 
 
 def packed_checkpoint(spec: ModelSpec) -> PackedCheckpoint | None:
@@ -126,19 +130,33 @@ def _route(
         )
     try:
         found = {suffix: _find(spec, entries, f"{module}.{suffix}", size) for suffix, size in sizes.items()}
+        said = _said(spec, checkpoint, entries, module, shape[1])
     except ModelError as error:
         parts = ", ".join(f"{suffix} {list(size)}" for suffix, size in sizes.items())
         raise ModelError(f"{error} {checkpoint.described} by {checkpoint.method} have {parts}.") from error
-    for suffix, entry in found.items():
+    for suffix, entry in (found | said).items():
         known = encodings(checkpoint, suffix)
         if entry.encoding not in known:
             raise ModelError(f"{entry.file}: tensor {entry.name} is {entry.encoding}; it must be {', '.join(known)}.")
-    return PackedRoute(module, row, shape[0], found)
+    return PackedRoute(module, row, shape[0], found, said)
+
+
+def _said(
+    spec: ModelSpec, checkpoint: PackedCheckpoint, entries: Entries, module: str, columns: int
+) -> dict[str, TensorEntry]:
+    """An order of columns where the configuration says that there is none; a rank's part was checked with the whole."""
+    if isinstance(checkpoint, Fp4Checkpoint) or checkpoint.scheme.order or spec.part is not None:
+        return {}
+    suffix = integer_files.order_suffix(checkpoint.packing)
+    if suffix is None or f"{module}.{suffix}" not in entries:
+        return {}
+    return {suffix: _find(spec, entries, f"{module}.{suffix}", (columns,))}
 
 
 def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute], *, one_order: bool) -> None:
-    """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or, of
-    `one_order`, not that of the matrices beside it, and for a factor that is no finite number above zero.
+    """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or that the
+    configuration denies, or, of `one_order`, not that of the matrices beside it, and for a factor that is no finite
+    number above zero.
     """
     if isinstance(checkpoint, Fp4Checkpoint):
         for piece in pieces:
@@ -146,11 +164,11 @@ def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute], *, on
                 if entry.shape in ((), (1,)):
                     fp4_files.check_factor(read_bytes(entry).view(PLAIN_DTYPES[entry.encoding]), entry.name)
         return
-    orders = []
+    orders, suffix = [], integer_files.order_suffix(checkpoint.packing)
     for piece in pieces:
-        for entry in (piece.entries[suffix] for suffix in ("g_idx", "weight_g_idx") if suffix in piece.entries):
-            groups = read_bytes(entry).view(READABLE_DTYPES[entry.encoding])
-            orders.append(integer_files.column_order(groups, checkpoint.scheme, piece.module))
+        if (said := {**piece.said, **piece.entries}.get(suffix or "")) is not None:
+            groups = read_bytes(said).view(READABLE_DTYPES[said.encoding])
+            orders.append(integer_files.column_order(groups, checkpoint, said.name))
     for piece, order in zip(pieces[1:], orders[1:] if one_order else (), strict=False):
         if not torch.equal(order, orders[0]):
             raise ModelError(
