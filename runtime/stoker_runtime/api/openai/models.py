@@ -103,8 +103,9 @@ async def _ids(service: Service, text: str, add_special_tokens: bool, field: str
 
     def encoded() -> list[int]:
         part = a_part(service.tokenizer, text, add_special_tokens, most)
-        if part is None:
-            return service.tokenizer.encode(text, add_special_tokens)
+        ids = service.tokenizer.encode(text, add_special_tokens) if part is None else part[1]
+        if len(ids) <= most:
+            return ids
         raise RequestError(
             f"{field} has more than {most} tokens, which is the most that is counted at a time; send it in parts.",
             param=field,
