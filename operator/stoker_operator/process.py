@@ -1,6 +1,7 @@
 """What every process of the operator's image does the same way: its logs, its signals, its health endpoint, its end.
 
-Invariants: logs go to stderr; /healthz is 500 and /readyz 503 while something is wrong, each with the reason.
+Invariants: logs go to stderr, one line a record; /healthz is 500 and /readyz 503 while something is wrong, each with
+the reason.
 Knows nothing of what a process is for.
 """
 
@@ -17,11 +18,14 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from stoker_operator.lines import LineFormatter
+
 
 def write_logs(level: str) -> None:
     """Log from `level` (debug, info, warning, error) on."""
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def take_signals(stop: asyncio.Event) -> None:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from api_server import CLIENT, Running, wait_until
+from api_server import Running
+from waiting import judged, longest_gap
 
 from stoker_runtime.text.tokenizer import Tokenizer
 
-SLACK = 0.6
-"""Seconds on a busy machine; encoding 8 MB of this tokenizer takes some seconds, and of a real one more."""
 LONG = "All work and no play makes a text long.\n" * 200_000
 USER = [{"role": "user", "content": "hi"}]
-FOX = {"prompt": "hi", "stream": True, "max_tokens": 200}
-
-
-def longest_gap(during: Callable[[], object], every: Callable[[], object]) -> float:
-    """The longest time that `every` took while `during` ran in a thread."""
-    worker = threading.Thread(target=during)
-    worker.start()
-    worst = 0.0
-    while worker.is_alive():
-        began = time.perf_counter()
-        every()
-        worst = max(worst, time.perf_counter() - began)
-    worker.join()
-    return worst
 
 
 def test_encoding_lets_other_threads_go_on() -> None:
@@ -53,33 +36,6 @@ def test_encoding_lets_other_threads_go_on() -> None:
         assert longest_gap(timed, lambda: time.sleep(0.001)) < max(took[0] / 2, 0.1)
 
 
-@contextmanager
-def watched_stream(server: Running) -> Iterator[list[float]]:
-    """Gaps between the events of a stream that runs meanwhile, longest last."""
-    server.engine.delay = 0.005
-    gaps: list[float] = []
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            last = 0.0
-            with CLIENT.stream("POST", f"{server.url}/v1/completions", json=FOX) as response:
-                for _ in response.iter_lines():
-                    now = time.perf_counter()
-                    gaps.append(now - last if last else 0.0)
-                    last = now
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert wait_until(lambda: len(gaps) > 3)
-        yield gaps
-    finally:
-        done.set()
-        reader.join(30)
-    gaps.sort()
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -97,16 +53,7 @@ def watched_stream(server: Running) -> Iterator[list[float]]:
     ],
 )
 def test_nobody_else_waits(server: Running, path: str, body: dict[str, Any], status: int) -> None:
-    answers: list[httpx.Response] = []
-
-    def ask() -> None:
-        answers.append(httpx.post(server.url + path, json={"model": "byte-model", **body}, timeout=60))
-
-    with watched_stream(server) as gaps:
-        slowest = longest_gap(ask, lambda: CLIENT.get(f"{server.url}/health"))
-    assert answers[0].status_code == status, answers[0].text[:300]
-    assert slowest < SLACK
-    assert gaps[-1] < SLACK
+    judged(server, path, dict(body), {status})
 
 
 def test_what_is_kept_of_a_long_prompt_is_its_end_or_its_beginning(server: Running, http: httpx.Client) -> None:

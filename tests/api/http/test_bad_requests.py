@@ -123,7 +123,7 @@ CASES = [
     completion("priority", 5, "--scheduling-policy priority"),
     case("/tokenize", {}, "prompt", "either prompt or messages"),
     case("/detokenize", {"tokens": [1, 9999]}, "tokens", "token id 9999"),
-    case("/detokenize", {"tokens": "abc"}, "tokens", "must be a valid array"),
+    case("/detokenize", {"tokens": "abc"}, "tokens", "must be a list of token ids"),
 ]
 
 UNSUPPORTED = {

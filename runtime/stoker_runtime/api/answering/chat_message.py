@@ -6,7 +6,9 @@ Knows nothing of templates.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from stoker_runtime.api.http.fields import Body, Content
 
@@ -17,7 +19,7 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None
     reasoning: str | None = None

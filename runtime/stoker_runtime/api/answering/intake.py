@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http import reading
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.caller import Caller, let_in
 from stoker_runtime.api.http.fields import Body, TimedBody
 from stoker_runtime.api.http.routing import Reads
@@ -21,6 +22,8 @@ from stoker_runtime.api.http.validation import parse_body
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+NUMBERS = 4
+"""Times the longest sequence: so many ids may come in lists, beside what any model may be sent."""
 
 
 class Ask(NamedTuple, Generic[T]):
@@ -66,16 +69,22 @@ class ReadBody(Reads, Generic[B]):
         """The request with its body, checked."""
         state, caller = server_state(request), let_in(request)
         raw = await reading.whole(request, state.config.max_body_bytes)
-        return ask(raw, self.model, state, caller)
+        return await ask(raw, self.model, state, caller)
 
 
-def ask(raw: bytes, model: type[B], state: ServerState, caller: Caller) -> Ask[B]:
+async def read_body(raw: bytes, model: type[B], state: ServerState) -> B:
+    """The body that `raw` holds, read beside the event loop where it is large. Raises RequestError."""
+    numbers = NUMBERS * state.service.limits.max_model_len if state.service is not None else 0
+    return await aside(len(raw), lambda: parse_body(raw, model, numbers))
+
+
+async def ask(raw: bytes, model: type[B], state: ServerState, caller: Caller) -> Ask[B]:
     """The request whose body `raw` holds. Raises RequestError.
 
     Where it names no id, its answer carries the request's. Of the times that the body, the header and the server
     allow, the shortest holds.
     """
-    body = parse_body(raw, model)
+    body = await read_body(raw, model, state)
     if isinstance(body, TimedBody):
         body.request_id = body.request_id or caller.request_id
         limits = (body.timeout, caller.timeout, state.config.request_timeout or None)
@@ -83,9 +92,12 @@ def ask(raw: bytes, model: type[B], state: ServerState, caller: Caller) -> Ask[B
     return Ask(state, caller, body)
 
 
-def ask_within(payload: Any, model: type[B], state: ServerState, caller: Caller) -> Ask[B]:
-    """The request that `payload` makes, read and checked as if it had come over HTTP. Raises RequestError."""
-    return ask(raw_of(payload), model, state, caller)
+async def ask_within(payload: Any, model: type[B], state: ServerState, caller: Caller, size: int) -> Ask[B]:
+    """The request that `payload` makes, read and checked as if it had come over HTTP. Raises RequestError.
+
+    `size` is about the bytes that it came from.
+    """
+    return await ask(await aside(size, lambda: raw_of(payload)), model, state, caller)
 
 
 def raw_of(payload: Any) -> bytes:

@@ -16,6 +16,7 @@ from stoker_runtime.api.answering.chat_message import ChatMessage
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.generate.generation import Prompt
 from stoker_runtime.api.generate.sampling import check_ids
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.fields import SamplingFields
 from stoker_runtime.api.tools.dialect import CallHistory
 from stoker_runtime.errors import ModelError, RequestError
@@ -96,9 +97,13 @@ async def completion_prompts(
     service: Service, inputs: Sequence[str | list[int]], add_special_tokens: bool, body: SamplingFields
 ) -> list[Prompt]:
     """The prompts of /v1/completions: texts are encoded as `encode_prompt` does, ids are checked."""
-    for given in inputs:
-        if not isinstance(given, str):
-            check_ids("prompt", given, service.limits.vocab_size)
+
+    def check() -> None:
+        for given in inputs:
+            if not isinstance(given, str):
+                check_ids("prompt", given, service.limits.vocab_size)
+
+    await aside(body.size, check)
     texts = [given for given in inputs if isinstance(given, str)]
     encoded = iter(await _encode_prompts(service, texts, add_special_tokens, body))
     return [Prompt(tuple(next(encoded)), given) if isinstance(given, str) else Prompt(tuple(given)) for given in inputs]

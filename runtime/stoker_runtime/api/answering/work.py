@@ -14,6 +14,7 @@ from stoker_runtime.api.answering.prompts import off_loop
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.generate.sampling import build_params, check_beams, spellings
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.fields import MAX_SEQUENCES, SamplingFields
 from stoker_runtime.errors import RequestError
@@ -46,7 +47,9 @@ async def make_work(
     """
     bad = body.bad_words or ()
     words = await off_loop(2 * sum(map(len, bad)), lambda: spellings(bad, service.tokenizer)) if bad else ()
-    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
+    params = await aside(
+        body.size, lambda: build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
+    )
     n = body.n or 1
     if constraint is not None:
         params = replace(params, constraint=constraint)

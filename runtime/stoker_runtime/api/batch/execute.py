@@ -21,6 +21,7 @@ from stoker_runtime.api.answering.intake import Ask, ask_within, raw_of
 from stoker_runtime.api.answering.loopback import whole
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.lines import Line
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.errors import error_body
 from stoker_runtime.api.openai.chat import create_chat_completion
@@ -76,7 +77,7 @@ class LineExecutor:
     async def _answer(self, endpoint: str, line: Line, caller: Caller) -> tuple[int, Any]:
         """Status and body. Raises CapacityError and EngineDeadError."""
         try:
-            answer = await self._ask(endpoint, caller, self._payload(endpoint, line.body))
+            answer = await self._ask(endpoint, caller, self._payload(endpoint, line.body), line.size)
             return answer.status_code, whole(answer)
         except (CapacityError, EngineDeadError):
             raise
@@ -87,15 +88,15 @@ class LineExecutor:
             failure = EngineError("The server failed on this request.")
             return failure.status, error_body(failure)
 
-    async def _ask(self, endpoint: str, caller: Caller, payload: dict[str, Any]) -> Response:
+    async def _ask(self, endpoint: str, caller: Caller, payload: dict[str, Any], size: int) -> Response:
         state = self._state
         if endpoint == "/v1/chat/completions":
-            return await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+            return await create_chat_completion(await ask_within(payload, ChatBody, state, caller, size))
         if endpoint == "/v1/completions":
-            return await create_completion(ask_within(payload, CompletionBody, state, caller))
+            return await create_completion(await ask_within(payload, CompletionBody, state, caller, size))
         if endpoint == "/v1/embeddings":
-            return await create_embedding(ask_within(payload, EmbeddingBody, state, caller))
-        return await create_response(Ask(state, caller, raw_of(payload)), self._shelf)
+            return await create_embedding(await ask_within(payload, EmbeddingBody, state, caller, size))
+        return await create_response(Ask(state, caller, await aside(size, lambda: raw_of(payload))), self._shelf)
 
     def _payload(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The body as it runs. Raises RequestError for what makes no sense in a batch."""

@@ -23,11 +23,12 @@ MAX_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request. `number` counts from 1."""
+    """One request, in a line of `size` bytes. `number` counts from 1."""
 
     number: int
     custom_id: str
     body: dict[str, Any]
+    size: int
 
 
 class LineError(ValueError):
@@ -56,7 +57,7 @@ def parse_line(number: int, raw: bytes, endpoint: str) -> Line:
         raise LineError("mismatched_endpoint", f"url must be {endpoint}, the batch's endpoint.", "url")
     if not isinstance(body, dict):
         raise LineError("missing_required_parameter", "body must be an object.", "body")
-    return Line(number, custom_id, body)
+    return Line(number, custom_id, body, len(raw))
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:

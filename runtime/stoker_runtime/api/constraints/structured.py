@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker_runtime.api.constraints.constraint_checker import ConstraintChecker
 from stoker_runtime.api.constraints.structural_tags import structural_tag
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.fields import ResponseFormat, SamplingFields, Schema, StructuredOutputs
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
@@ -26,7 +27,7 @@ Asked = tuple[str, Constraint]
 
 async def read_constraint(checker: ConstraintChecker, tokenizer: Tokenizer, body: SamplingFields) -> Constraint | None:
     """The constraint of `body`, checked. Raises RequestError for two at once, and for what cannot be enforced."""
-    asked = asked_constraints(tokenizer, body)
+    asked = await aside(body.size, lambda: asked_constraints(tokenizer, body))
     return await checked(checker, tokenizer, asked) if asked else None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stoker_runtime.api.http.fields import SamplingFields
+from stoker_runtime.api.http.fields import SamplingFields, slices
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import MAX_WORD, SamplingParams
 from stoker_runtime.text.tokenizer import Tokenizer
@@ -169,11 +169,13 @@ def check_beams(body: SamplingFields, params: SamplingParams) -> None:
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise RequestError unless every id lies in the model's vocabulary."""
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        wrong = min(ids) if min(ids) < 0 else max(ids)
-        raise RequestError(
-            f"{field} holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.", param=field
-        )
+    for some in slices(ids):
+        least, most = min(some), max(some)
+        if least < 0 or most >= vocab_size:
+            wrong = least if least < 0 else most
+            raise RequestError(
+                f"{field} holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.", param=field
+            )
 
 
 def _or(value: N | None, default: N) -> N:

@@ -9,9 +9,10 @@ Knows nothing of engines, tokens or HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
@@ -20,6 +21,11 @@ MAX_STOPS = 16
 MAX_SEQUENCES = 4096
 """Prompts times choices of one request."""
 MAX_BAD_WORDS = 1024
+MAX_MESSAGES = 4096
+"""Messages of a conversation, or the items and blocks that become messages."""
+MAX_TOOLS = 1024
+MAX_OPTIONS = 4096
+"""Texts of which an answer is to be one."""
 MAX_TIMEOUT = 86_400.0
 
 
@@ -34,7 +40,22 @@ class Body(BaseModel):
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
 
 
-class TimedBody(Body):
+class SizedBody(Body):
+    """A body that knows how many bytes it came in, by which what is made of it is done beside the event loop."""
+
+    _size: int = PrivateAttr(0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its text; 0 where it had none."""
+        return self._size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self._size = size
+
+
+class TimedBody(SizedBody):
     """A body of a request that has an id, and may take only so many seconds."""
 
     request_id: Annotated[str, Field(max_length=128)] | None = None
@@ -81,8 +102,30 @@ def _check_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
+SLICE = 65_536
+"""Ids that are looked at in one step, which holds the interpreter."""
+
+
+def slices(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The ids in order, so many at a time as may be looked at in one step."""
+    for at in range(0, len(ids), SLICE):
+        yield ids[at : at + SLICE]
+
+
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
+    return isinstance(value, list) and bool(value) and all(set(map(type, some)) == {int} for some in slices(value))
+
+
+def _check_ids(value: Any) -> list[int]:
+    """Token ids. One of them written with a fraction of nothing is an integer as well."""
+    if isinstance(value, list) and not value:
+        return value
+    if _is_ids(value):
+        return list(value)
+    found = [_as_integer(entry) for entry in value] if isinstance(value, list) else value
+    if not _is_ids(found):
+        raise PydanticCustomError("ids", "must be a list of token ids")
+    return list(found)
 
 
 PromptInput = str | list[str] | list[int] | list[list[int]]
@@ -113,6 +156,7 @@ def _check_content(value: Any) -> str | list[dict[str, Any]] | None:
     raise PydanticCustomError("content", "must be a string or a list of parts")
 
 
+Ids = Annotated[list[int], PlainValidator(_check_ids, json_schema_input_type=list[int])]
 Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop, json_schema_input_type=str | list[str] | None)]
 LogitBias = Annotated[
     tuple[tuple[int, float], ...],
@@ -153,8 +197,8 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    triggers: Annotated[list[str], Field(fail_fast=True)] | None = None
     format: dict[str, Any] | None = None
 
 
@@ -163,7 +207,7 @@ class StructuredOutputs(Body):
 
     json_: Schema | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_OPTIONS, fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
@@ -190,7 +234,7 @@ class SamplingFields(TimedBody):
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = ()
-    stop_token_ids: list[Integer] | None = None
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
@@ -200,9 +244,11 @@ class SamplingFields(TimedBody):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    allowed_token_ids: list[Integer] | None = None
-    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
-    logprob_token_ids: list[Integer] | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None
+    ) = None
+    logprob_token_ids: Ids | None = None
     thinking_token_budget: Integer | None = None
     repetition_detection: dict[str, Any] | None = None
     watermarking: bool | None = None
@@ -215,7 +261,7 @@ class SamplingFields(TimedBody):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=MAX_OPTIONS, fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None

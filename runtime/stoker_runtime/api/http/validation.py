@@ -8,6 +8,7 @@ Knows nothing of engines, tokens or routes.
 from __future__ import annotations
 
 import difflib
+import json
 import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stoker_runtime.api.http.fields import Body
+from stoker_runtime.api.http.aside import LARGE_BYTES
+from stoker_runtime.api.http.fields import Body, SizedBody
+from stoker_runtime.api.http.large_json import read_large
 from stoker_runtime.errors import RequestError
 
 B = TypeVar("B", bound=Body)
@@ -32,18 +35,34 @@ HINTS = {"extra_body": ", which is an argument of clients; its fields belong bes
 ADVICE = {"functions": "use tools", "function_call": "use tool_choice"}
 SAYS_IT_ALL = {"missing", "too_short", "too_long"}
 """Kinds of errors whose message needs no quote of the input."""
+IN_JSON = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be a valid array",
+}
+"""What is said of a text is said of values that were read from it."""
 
 
-def parse_body(raw: bytes, model: type[B]) -> B:
-    """The body that `raw` holds, every unsupported field refused. Raises RequestError."""
+def parse_body(raw: bytes, model: type[B], numbers: int = 0) -> B:
+    """The body that `raw` holds, every unsupported field refused; `numbers` as in `read_large`. Raises RequestError."""
     try:
-        body = model.model_validate_json(raw)
+        if len(raw) > LARGE_BYTES:
+            body = model.model_validate(read_large(raw, numbers))
+        else:
+            body = model.model_validate_json(raw)
     except ValidationError as error:
         raise _explain(error.errors(include_url=False)[0], model) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
     refuse_unsupported(body)
+    if isinstance(body, SizedBody):
+        body.size = len(raw)
     return body
+
+
+def sent(raw: bytes) -> Any:
+    """What a body that was read before looks like as it came."""
+    return read_large(raw, len(raw)) if len(raw) > LARGE_BYTES else json.loads(raw)
 
 
 def query_error(details: Sequence[ErrorDetails]) -> RequestError:
@@ -78,7 +97,8 @@ def _as_json(value: object) -> str:
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel]) -> RequestError:
-    kind, message = detail["type"], detail["msg"]
+    kind = detail["type"]
+    message = IN_JSON.get(kind, detail["msg"])
     if kind == "json_invalid":
         return RequestError(f"The body is not valid JSON: {detail.get('ctx', {}).get('error', message)}.")
     location = detail["loc"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.http.fields import Body, Integer
+from stoker_runtime.api.http.fields import MAX_MESSAGES, MAX_TOOLS, Body, Integer, SizedBody
 from stoker_runtime.api.http.fields import Schema as JsonSchema
 
 
@@ -65,13 +65,13 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class PromptFields(Body):
+class PromptFields(SizedBody):
     """What makes the prompt."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: Blocks | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -96,7 +96,7 @@ class MessagesBody(PromptFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[Integer, Field(ge=1)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None

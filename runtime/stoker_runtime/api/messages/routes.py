@@ -16,6 +16,7 @@ from starlette.responses import Response
 from stoker_runtime.api.answering.intake import Ask, ReadBody, ask_within
 from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
 from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import named_event
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
@@ -56,13 +57,13 @@ async def create_message(ask: Annotated[Ask[MessagesBody], Depends(ReadBody(Mess
     """POST /v1/messages: answer whole or as events. Raises what the chat route raises."""
     state, caller, body = ask
     model = state.check_model(body.model)
-    payload, names = chat_request(body)
+    payload, names = await aside(body.size, lambda: chat_request(body))
     builder = MessageBuilder(f"msg_{caller.request_id}", model)
     with renamed(names):
         if body.stream:
             # The first event tells the length of the prompt.
             payload["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        answer = await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+        answer = await create_chat_completion(await ask_within(payload, ChatBody, state, caller, body.size))
     if body.stream:
         return TranslatedStream(streamed(answer), MessageEvents(builder))
     return JsonAnswer(_whole(builder, whole(answer)))
@@ -80,11 +81,11 @@ def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]
 async def count_tokens(ask: Annotated[Ask[CountTokensBody], Depends(ReadBody(CountTokensBody))]) -> Response:
     """POST /v1/messages/count_tokens: the length of the prompt that these messages make."""
     state, caller, body = ask
-    payload, names = prompt_fields(body)
+    payload, names = await aside(body.size, lambda: prompt_fields(body))
     if body.tool_choice is not None and body.tool_choice.type == "none":
         payload.pop("tools", None)
     with renamed(names):
-        found = whole(await tokenize(ask_within(payload, TokenizeBody, state, caller)))
+        found = whole(await tokenize(await ask_within(payload, TokenizeBody, state, caller, body.size)))
     return JsonAnswer({"input_tokens": found["count"]})
 
 

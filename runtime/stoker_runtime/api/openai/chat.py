@@ -29,9 +29,10 @@ from stoker_runtime.api.answering.prompts import (
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
-from stoker_runtime.api.constraints.structured import asked_constraints, checked
+from stoker_runtime.api.constraints.structured import Asked, asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
 from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_line, json_text
 from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
@@ -71,8 +72,14 @@ async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tup
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, template.source)
-    rendered = await _prompt(service, body, use, template)
+
+    def render() -> tuple[ToolUse, str]:
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, template.source)
+        return use, _text(service, body, use, template)
+
+    use, text = await aside(body.size, render)
+    # The template writes the special tokens itself, unless the client says that it does not.
+    rendered = Prompt(tuple(await encode_prompt(service, text, bool(body.add_special_tokens), body)), text)
     reading = _reading(service, body, use, rendered)
     constraint = await _constraint(service, body, use, reading)
     prompt, max_tokens = fit(rendered, asked, body, service)
@@ -93,7 +100,11 @@ def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> 
 
 async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: Reading) -> Constraint | None:
     """What the answers must match: a forced call's schema, or what the body asks for, after any reasoning."""
-    forced, asked = forced_constraint(use, harmony=reading.harmony), asked_constraints(service.tokenizer, body)
+
+    def find() -> tuple[Constraint | None, list[Asked]]:
+        return forced_constraint(use, harmony=reading.harmony), asked_constraints(service.tokenizer, body)
+
+    forced, asked = await aside(body.size, find)
     if forced is None and not asked:
         return None
     # A response format is about content: a model that may call may do that instead.
@@ -114,8 +125,8 @@ def _echoed(body: ChatBody) -> str:
     return content_text(last.content, "messages") if body.echo and last.role == "assistant" else ""
 
 
-async def _prompt(service: Service, body: ChatBody, use: ToolUse, template: ChatTemplate) -> Prompt:
-    """The conversation as one prompt."""
+def _text(service: Service, body: ChatBody, use: ToolUse, template: ChatTemplate) -> str:
+    """The conversation as one text."""
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt is not False
     if continued and generate:
@@ -129,15 +140,13 @@ async def _prompt(service: Service, body: ChatBody, use: ToolUse, template: Chat
     messages = template_messages(body.messages, service.dialect.history)
     if use.forced and "tools" not in template.source:
         messages = told(messages, use)
-    text = template.render(
+    return template.render(
         messages,
         tools=use.shown(),
         add_generation_prompt=generate,
         continue_final_message=continued,
         extra=extra,
     )
-    # The template writes the special tokens itself, unless the client says that it does not.
-    return Prompt(tuple(await encode_prompt(service, text, bool(body.add_special_tokens), body)), text)
 
 
 def finish_reason(delta: Delta, called: bool) -> str | None:

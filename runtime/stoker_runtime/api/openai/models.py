@@ -11,16 +11,26 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from stoker_runtime.api.answering.intake import Ask, ReadBody, State
-from stoker_runtime.api.answering.prompts import check_template_variables, chosen_template, encode, template_messages
-from stoker_runtime.api.answering.state import ServerState
+from stoker_runtime.api.answering.prompts import (
+    a_part,
+    check_template_variables,
+    chosen_template,
+    off_loop,
+    template_messages,
+)
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.openai.protocol import DetokenizeBody, TokenizeBody
 from stoker_runtime.api.tools.tools import shown_tools
 from stoker_runtime.errors import RequestError
+from stoker_runtime.text.chat_template import ChatTemplate
 
 router = APIRouter(route_class=Route)
+MAX_COUNTED = 1 << 18
+"""Tokens of one text, unless a sequence of the model may be longer."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -62,20 +72,46 @@ async def tokenize(ask: Annotated[Ask[TokenizeBody], Depends(ReadBody(TokenizeBo
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
-        text = template.render(
-            template_messages(body.messages, service.dialect.history),
-            tools=shown_tools(body.tools or ()),
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-            continue_final_message=bool(body.continue_final_message),
-            extra=check_template_variables(body.chat_template_kwargs),
-        )
-        ids = await encode(service, text, bool(body.add_special_tokens))
+        text = await aside(body.size, lambda: _conversation(service, body, template))
+        ids = await _ids(service, text, bool(body.add_special_tokens), "messages")
     else:
-        ids = await encode(service, body.prompt or "", body.add_special_tokens is not False)
-    spelled = [service.tokenizer.id_to_token(at) for at in ids] if body.return_token_strs else None
-    return JsonAnswer(
-        {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": spelled}
+        ids = await _ids(service, body.prompt or "", body.add_special_tokens is not False, "prompt")
+
+    def answer() -> Response:
+        spelled = [service.tokenizer.id_to_token(at) for at in ids] if body.return_token_strs else None
+        return JsonAnswer(
+            {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": spelled}
+        )
+
+    return await aside(body.size, answer)
+
+
+def _conversation(service: Service, body: TokenizeBody, template: ChatTemplate) -> str:
+    """The messages as one text."""
+    return template.render(
+        template_messages(body.messages or (), service.dialect.history),
+        tools=shown_tools(body.tools or ()),
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
+        extra=check_template_variables(body.chat_template_kwargs),
     )
+
+
+async def _ids(service: Service, text: str, add_special_tokens: bool, field: str) -> list[int]:
+    """The ids of a text of any length that a model may read. Raises RequestError for a longer one."""
+    most = max(MAX_COUNTED, service.limits.max_model_len)
+
+    def encoded() -> list[int]:
+        part = a_part(service.tokenizer, text, add_special_tokens, most)
+        ids = service.tokenizer.encode(text, add_special_tokens) if part is None else part[1]
+        if len(ids) <= most:
+            return ids
+        raise RequestError(
+            f"{field} has more than {most} tokens, which is the most that is counted at a time; send it in parts.",
+            param=field,
+        )
+
+    return await off_loop(len(text), encoded)
 
 
 @router.post("/detokenize")
@@ -84,8 +120,12 @@ async def detokenize(ask: Annotated[Ask[DetokenizeBody], Depends(ReadBody(Detoke
     state, _, body = ask
     state.check_model(body.model)
     service = state.loaded()
-    check_ids("tokens", body.tokens, service.limits.vocab_size)
-    return JsonAnswer({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+
+    def answer() -> Response:
+        check_ids("tokens", body.tokens, service.limits.vocab_size)
+        return JsonAnswer({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+
+    return await aside(body.size, answer)
 
 
 @router.get("/tokenizer_info")

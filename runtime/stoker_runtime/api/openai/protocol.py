@@ -12,7 +12,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from stoker_runtime.api.answering.chat_message import ChatMessage
-from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Integer, Prompt, SamplingFields
+from stoker_runtime.api.http.fields import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Ids,
+    Integer,
+    Prompt,
+    SamplingFields,
+    SizedBody,
+)
 from stoker_runtime.api.tools.tools import ToolSpec
 
 
@@ -37,7 +46,7 @@ class CompletionBody(SamplingFields):
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[Integer, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -47,17 +56,17 @@ class ChatBody(SamplingFields):
     add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     echo: bool | None = None
     return_prompt_text: bool | None = None
-    tools: list[ToolSpec] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     function_call: Any = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -84,12 +93,12 @@ class ChatBody(SamplingFields):
     }
 
 
-class TokenizeBody(Body):
+class TokenizeBody(SizedBody):
     """POST /tokenize: a prompt, or messages through the chat template."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -97,11 +106,11 @@ class TokenizeBody(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    tools: list[ToolSpec] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(SizedBody):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Integer]
+    tokens: Ids

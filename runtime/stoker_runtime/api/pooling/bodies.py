@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.http.fields import Body, Integer, Prompt, TimedBody
+from stoker_runtime.api.http.fields import MAX_SEQUENCES, Body, Integer, Prompt, TimedBody
 
-Texts = str | list[str]
+Texts = str | Annotated[list[str], Field(max_length=MAX_SEQUENCES, fail_fast=True)]
 
 
 class PoolingFields(TimedBody):
@@ -45,7 +45,7 @@ class EmbeddingBody(PoolingFields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
     normalize: bool | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     prompt_name: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
@@ -74,7 +74,7 @@ class RerankBody(PoolingFields):
     """POST /rerank, /v1/rerank, /v2/rerank."""
 
     query: str
-    documents: Annotated[list[str | RerankDocument], Field(min_length=1)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_SEQUENCES, fail_fast=True)]
     top_n: Annotated[Integer, Field(ge=0)] | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Integer | None = None

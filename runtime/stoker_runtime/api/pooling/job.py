@@ -165,12 +165,14 @@ class TextEncoder:
         no token.
         """
         inputs = [f"{prompt}{given}" if isinstance(given, str) and given else given for given in inputs]
-        for given in inputs:
-            if not isinstance(given, str):
-                check_ids(field, given, self._service.limits.vocab_size)
-        size = sum(len(given) for given in inputs if isinstance(given, str))
-        found = await off_loop(size, lambda: [self._one(given, field) for given in inputs])
-        return [self._checked(text, field) for text in found]
+
+        def encode_all() -> list[Encoded]:
+            for given in inputs:
+                if not isinstance(given, str):
+                    check_ids(field, given, self._service.limits.vocab_size)
+            return [self._checked(self._one(given, field), field) for given in inputs]
+
+        return await off_loop(sum(map(len, inputs)), encode_all)
 
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], field: str, instruction: str | None = None

@@ -54,7 +54,8 @@ async def start_job(state: ServerState, shelf: Shelf, caller: Caller, asked: Ask
 
     inner = replace(caller, receive=receive)
     with renamed(asked.names):
-        stream = streamed(await create_chat_completion(ask_within(streaming(asked.payload), ChatBody, state, inner)))
+        ask = await ask_within(streaming(asked.payload), ChatBody, state, inner, asked.size)
+        stream = streamed(await create_chat_completion(ask))
     await asyncio.to_thread(shelf.store.begin, asked.stored)
     begun = dict(asked.stored.response)
     task = asyncio.create_task(_run(ResponseEvents(state, shelf.store, asked, cancelled), stream, inner))

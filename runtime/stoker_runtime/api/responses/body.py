@@ -12,7 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Integer, SamplingFields, StreamOptions
+from stoker_runtime.api.http.fields import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Body,
+    Integer,
+    SamplingFields,
+    StreamOptions,
+)
 from stoker_runtime.api.http.fields import Schema as JsonSchema
 
 MAX_METADATA = 16
@@ -34,6 +42,9 @@ NOT_HERE = (
 
 
 def _check_input(value: Any) -> str | list[dict[str, Any]]:
+    if isinstance(value, list) and len(value) > MAX_MESSAGES:
+        limits = {"count": len(value), "limit": MAX_MESSAGES}
+        raise PydanticCustomError("input", "holds {count} items; at most {limit} are allowed", limits)
     if isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
         return value
     raise PydanticCustomError("input", "must be a string or a list of items")
@@ -108,11 +119,11 @@ class ResponsesBody(SamplingFields):
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     tool_choice: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
-    include: list[Include] | None = None
+    include: Annotated[list[Include], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None

@@ -27,13 +27,17 @@ NOTABLE = {"response.in_progress", "response.output_item.done"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: its body, the chat request it stands for, and the response as it begins."""
+    """A request that was read: its body, the chat request it stands for, and the response as it begins.
+
+    `size` is about the bytes of the chat request.
+    """
 
     body: ResponsesBody
     payload: dict[str, Any]
     names: list[tuple[str, str]]
     stored: Stored
     keep: bool
+    size: int
 
 
 def streaming(payload: Mapping[str, Any]) -> dict[str, Any]:

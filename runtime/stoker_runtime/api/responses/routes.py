@@ -8,7 +8,6 @@ Knows nothing of engines: the chat route answers.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -17,15 +16,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from stoker_runtime.api.answering.intake import Ask, ReadRaw, ask_within
+from stoker_runtime.api.answering.intake import Ask, ReadRaw, ask_within, read_body
 from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
 from stoker_runtime.api.answering.prompts import effort_variables
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.aside import LARGE_BYTES, aside
 from stoker_runtime.api.http.caller import Owner
 from stoker_runtime.api.http.paging import PageQuery, page
 from stoker_runtime.api.http.routing import Route
-from stoker_runtime.api.http.validation import parse_body
+from stoker_runtime.api.http.validation import sent
 from stoker_runtime.api.openai.chat import create_chat_completion
 from stoker_runtime.api.openai.models import tokenize
 from stoker_runtime.api.openai.protocol import ChatBody, TokenizeBody
@@ -60,7 +60,7 @@ async def create_response(ask: Asking, shelf: Kept) -> Response:
         return EventReplay(shelf.store, begun["id"], caller.owner) if asked.body.stream else JsonAnswer(begun)
     payload = streaming(asked.payload) if asked.body.stream else asked.payload
     with renamed(asked.names):
-        made = await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+        made = await create_chat_completion(await ask_within(payload, ChatBody, state, caller, asked.size))
     if asked.body.stream:
         return TranslatedStream(streamed(made), ResponseEvents(state, shelf.store, asked))
     answer = whole(made)
@@ -84,7 +84,7 @@ async def count_input_tokens(ask: Asking, shelf: Kept) -> Response:
         given = payload.get("chat_template_kwargs") or {}
         payload["chat_template_kwargs"] = {**given, **effort_variables(asked.payload["reasoning_effort"], given)}
     with renamed(asked.names):
-        found = whole(await tokenize(ask_within(payload, TokenizeBody, state, caller)))
+        found = whole(await tokenize(await ask_within(payload, TokenizeBody, state, caller, asked.size)))
     return JsonAnswer({"object": "response.input_tokens", "input_tokens": found["count"]})
 
 
@@ -144,7 +144,7 @@ def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
 
 async def _read(state: ServerState, store: ResponseStore, owner: str, raw: bytes) -> Asked:
     """Check a request. Raises RequestError or NotFoundError."""
-    body = parse_body(raw, ResponsesBody)
+    body = await read_body(raw, ResponsesBody, state)
     model = state.check_model(body.model)
     for name in ("store", "background"):
         if getattr(body, name):
@@ -161,11 +161,17 @@ async def _read(state: ServerState, store: ResponseStore, owner: str, raw: bytes
     history: list[Item] = []
     if body.previous_response_id:
         history = (await asyncio.to_thread(store.previous, body.previous_response_id, owner)).conversation()
-    items = input_items(body)
-    payload, names = chat_request(body, json.loads(raw), history, items)
     response = _beginning(state, body, model, name, keep)
-    stored = Stored(response, [_listed(item) for item in items], history, owner=owner)
-    return Asked(body, {**payload, "request_id": body.request_id}, names, stored, keep)
+    # What was said before may be of any size.
+    size = LARGE_BYTES + 1 if history else body.size
+
+    def asked() -> Asked:
+        items = input_items(body)
+        payload, names = chat_request(body, sent(raw), history, items)
+        stored = Stored(response, [_listed(item) for item in items], history, owner=owner)
+        return Asked(body, {**payload, "request_id": body.request_id}, names, stored, keep, size)
+
+    return await aside(size, asked)
 
 
 def _listed(item: Item) -> Item:

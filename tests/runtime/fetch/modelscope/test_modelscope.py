@@ -17,6 +17,7 @@ from tests.runtime.fetch.conftest import QUICK
 from stoker_runtime.errors import ModelError
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate
 from stoker_runtime.fetch.errors import (
+    BadRequest,
     ChecksumMismatch,
     FetchError,
     FetchFailed,
@@ -157,3 +158,16 @@ def test_a_server_takes_a_repository_in_the_place_of_a_path(modelscope: Server, 
     assert (whole / SHARD).read_bytes() == files[SHARD]
     with pytest.raises(ModelError, match="no revision 'dev'"):
         locate(f"modelscope://{REPO}", "dev")
+
+
+@pytest.mark.parametrize(
+    "name", ["../up.json", "a/../../up.json", "/etc/up.json", "a//up.json", "a\0up.json", "\ud800up.json", "u" * 300]
+)
+def test_a_hostile_listing_is_refused_and_nothing_is_written(
+    fetch: Fetch, files: dict[str, bytes], tmp_path: Path, name: str
+) -> None:
+    files[name] = b"[]"
+    with pytest.raises(BadRequest, match="names the file"):
+        fetch(allow=("*",))
+    assert not list(tmp_path.rglob("*up.json"))
+    assert not list(tmp_path.rglob("config.json"))

@@ -15,7 +15,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.fetch import prefetch
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate, located
-from stoker_runtime.fetch.errors import ChecksumMismatch, FetchFailed, RevisionNotFound, TokenRejected
+from stoker_runtime.fetch.errors import ChecksumMismatch, FetchError, FetchFailed, RevisionNotFound, TokenRejected
 from stoker_runtime.fetch.order import Order, endpoint_for
 from stoker_runtime.fetch.prefetch import serve_path
 from stoker_runtime.fetch.source import Listing
@@ -165,3 +165,14 @@ def test_a_server_takes_a_uri_in_the_place_of_a_path(store: Lent) -> None:
         locate(uri, "main")
     with pytest.raises(ModelError, match="nothing lies there"):
         locate(f"{uri}-none")
+
+
+@pytest.mark.parametrize("name", ["../up.json", "a/../../up.json", "/up.json", "a//up.json", "a\x7fup.json"])
+def test_a_hostile_listing_is_refused_and_nothing_is_written(
+    fetch: Fetch, store: Lent, tmp_path: Path, name: str
+) -> None:
+    store.objects[f"{PREFIX}/{name}"] = b"[]"
+    with pytest.raises(FetchError):
+        fetch(allow=("*",))
+    assert not list(tmp_path.rglob("*up.json"))
+    assert not list(tmp_path.rglob("config.json"))
