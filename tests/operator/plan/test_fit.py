@@ -26,7 +26,7 @@ from stoker_runtime.executor.resolve import (
     workspace_bytes,
 )
 from stoker_runtime.executor.state import sequence_state_bytes, state_bytes
-from stoker_runtime.fetch.report.shape import shape_of
+from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.parallel.place import places

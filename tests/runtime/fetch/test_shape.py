@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runtime.fetch.report.shape import shape_of
+from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.shapes import SHAPES
