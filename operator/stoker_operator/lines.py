@@ -1,6 +1,6 @@
 """The lines of a log: one for each record, whatever a client or a cluster put into it.
 
-The runtime's `process/log.py` does the same; the operator's image has no runtime.
+The runtime's log does the same; the operator's image has no runtime.
 Invariants: control characters are escaped; the lines of a traceback are indented.
 Knows nothing of what is logged.
 """
@@ -34,8 +34,12 @@ class LineFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         """The traceback, whose lines are indented so that none of them looks like a record."""
-        return "\n".join(f"    {escaped(line)}" for line in super().formatException(ei).split("\n"))
+        return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:
         """The stack, as a traceback."""
-        return "\n".join(f"    {escaped(line)}" for line in stack_info.split("\n"))
+        return _indented(stack_info)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {escaped(line)}" for line in text.split("\n"))

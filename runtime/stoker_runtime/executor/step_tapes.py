@@ -18,7 +18,7 @@ import torch
 from stoker_kernels.launch.compiled import Tape
 from stoker_runtime.models.inputs import ForwardInputs
 
-# What all tapes keep: a step of 8 tokens of a model of 135M parameters takes some 5 MiB.
+# What all tapes keep: a step of 8 tokens of SmolLM2-135M in fp32 keeps 8.4 MiB.
 MOST_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 Key = tuple[int, ...]

@@ -62,8 +62,12 @@ def test_replayed_steps_say_the_same(file: Path, dtype: str) -> None:
     # Few pages: sequences come back after others had their places.
     replaying = opened(file, dtype=dtype, num_gpu_blocks=13)
     assert said(replaying, random.Random(seed)) == expected
-    # Of requests that end at other times some number of rows ran twice in a row.
+    # Of requests that end at other times some number of rows ran twice in a row; of two that end together, two did.
     assert tapes_of(replaying).recorded >= 1
+    asked, ways = [[7, 3], [5]], [SamplingParams(max_tokens=11, temperature=0.0, ignore_eos=True)] * 2
+    for _ in range(2):
+        assert replaying.generate_tokens(asked, ways) == plain.generate_tokens(asked, ways)
+    assert any(key[0] == 2 for key in tapes_of(replaying)._tapes)
 
 
 def test_drafts_are_verified_by_tapes_too(file: Path) -> None:

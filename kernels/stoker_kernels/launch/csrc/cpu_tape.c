@@ -1,6 +1,4 @@
 // Calls of C kernels that were noted down, made again one after the other.
-#include <stdint.h>
-
 struct Call {
     void (*function)(const void *work);
     const void *work;

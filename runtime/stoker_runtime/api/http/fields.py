@@ -22,7 +22,7 @@ MAX_SEQUENCES = 4096
 """Prompts times choices of one request."""
 MAX_BAD_WORDS = 1024
 MAX_MESSAGES = 4096
-"""Messages of a conversation, or the items and blocks that become messages."""
+"""Messages of a conversation, or the items of an input that become messages."""
 MAX_TOOLS = 1024
 MAX_OPTIONS = 4096
 """Texts of which an answer is to be one."""
@@ -118,14 +118,13 @@ def _is_ids(value: Any) -> bool:
 
 def _check_ids(value: Any) -> list[int]:
     """Token ids. One of them written with a fraction of nothing is an integer as well."""
-    if isinstance(value, list) and not value:
-        return value
-    if _is_ids(value):
-        return list(value)
-    found = [_as_integer(entry) for entry in value] if isinstance(value, list) else value
-    if not _is_ids(found):
-        raise PydanticCustomError("ids", "must be a list of token ids")
-    return list(found)
+    if isinstance(value, list):
+        if not value or _is_ids(value):
+            return value
+        found = [_as_integer(entry) for entry in value]
+        if _is_ids(found):
+            return found
+    raise PydanticCustomError("ids", "must be a list of token ids")
 
 
 PromptInput = str | list[str] | list[int] | list[list[int]]
