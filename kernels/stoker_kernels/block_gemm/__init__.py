@@ -12,6 +12,7 @@ Must never know: files, models. A new format: `quant/block_weight.py` and `quant
 KINDS of cpu_blocks.c.
 """
 
+from stoker_kernels.block_gemm.cpu_packed import bf16_refusal as packing_bf16_refusal
 from stoker_kernels.block_gemm.cpu_packed import pack, packs
 from stoker_kernels.block_gemm.cpu_packed import refusal as packing_refusal
 from stoker_kernels.block_gemm.decoded import decode_rows, decodes, part_rows
@@ -32,6 +33,7 @@ __all__ = [
     "decoding_refusal",
     "encode_blocks",
     "pack",
+    "packing_bf16_refusal",
     "packing_refusal",
     "packs",
     "part_rows",

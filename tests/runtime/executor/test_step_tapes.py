@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.runtime.weights.test_block_plan import VOCAB, write
 
-from stoker_kernels.block_gemm import cpu_packed, packing_refusal
+from stoker_kernels.block_gemm import packing_bf16_refusal, packing_refusal
 from stoker_kernels.launch import cc
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.executor import step_tapes
@@ -19,7 +19,7 @@ from stoker_runtime.executor.step_tapes import StepTapes
 WITHOUT = packing_refusal() or cc.refusal("cpu_tape")
 pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"steps on a CPU: {WITHOUT}")
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "IQ4_NL")
-NO_BF16 = cpu_packed.bf16_refusal()
+NO_BF16 = packing_bf16_refusal()
 
 
 @pytest.fixture
