@@ -69,22 +69,23 @@ def test_a_deeper_or_wider_model_may_lose_more_and_no_wrong_one_passes(layers: i
 
 
 def test_a_deep_model_s_wrong_engine_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 90 layers: what rounding costs passes, of two prompts in three at least, layers in another order do not."""
+    """Of 90 layers: what rounding costs is near the bounds at most, layers in another order are far beyond them."""
     row = ROWS["LlamaForCausalLM"]
     deep = Row(row.config, lambda rng: row.changes(rng) | {"num_hidden_layers": 90}, row.published, row.settings)
     monkeypatch.setitem(ROWS, "LlamaForCausalLM", deep)
     spec, weights = loaded("LlamaForCausalLM", tmp_path, torch.bfloat16)
     assert spec.num_layers == 90
     backwards = replace(weights, layers=weights.layers[::-1])
-    passed = 0
-    for prompt in (list(range(5, 30)), list(range(29, 4, -1)), list(range(5, 30, 2)) * 2):
+    for prompt in (list(range(5, 30)), list(range(29, 4, -1))):
         right = greedy(spec, weights, prompt, torch.bfloat16)
-        passed += verify_greedy(spec, weights, [(prompt, right)], TOLERANCE_BF16).passed
+        verdict = verify_greedy(spec, weights, [(prompt, right)], TOLERANCE_BF16)
+        # Weights as small and random as these lose more by rounding now and then.
+        assert verdict.mean < 2 * verdict.most_mean
         wrong = greedy(spec, backwards, prompt, torch.bfloat16)
         assert wrong != right
-        assert not verify_greedy(spec, weights, [(prompt, wrong)], TOLERANCE_BF16).passed
-    # Weights as small and random as these lose more by rounding now and then.
-    assert passed >= 2
+        verdict = verify_greedy(spec, weights, [(prompt, wrong)], TOLERANCE_BF16)
+        assert not verdict.passed
+        assert verdict.mean > 10 * verdict.most_mean
 
 
 def test_a_dense_model_may_not(tmp_path: Path) -> None:
