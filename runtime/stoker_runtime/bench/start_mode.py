@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.bench.checkpoints import FORMATS, write_checkpoint
 from stoker_runtime.bench.peers import Figures, peers_on
-from stoker_runtime.bench.random_checkpoint import FORMATS, write_checkpoint
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.fetch.by_name import locate
 
@@ -110,7 +110,7 @@ def model_of(args: argparse.Namespace, folder: Path) -> Iterator[str]:
         yield locate(args.model, args.revision, say=lambda text: print(f"# {text}", flush=True))
         return
     target = args.folder or folder / Path(args.shape).name
-    if not (target / "model.safetensors").exists():
+    if not any((target / name).exists() for name in ("model.safetensors", "model.gguf")):
         began = time.perf_counter()
         try:
             size = write_checkpoint(args.shape, target, args.checkpoint)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 
+import gguf
 import pytest
+import torch
 
 from stoker_runtime import LLM
 from stoker_runtime.bench import start_mode
-from stoker_runtime.bench.random_checkpoint import tensors, write_checkpoint
+from stoker_runtime.bench.checkpoints import tensors, write_checkpoint
+from stoker_runtime.bench.checkpoints.gguf_file import MIXES
+from stoker_runtime.bench.checkpoints.layouts import LAYOUTS
+from stoker_runtime.bench.reference.weights import values_of
 from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, table
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.errors import ConfigError
@@ -19,6 +25,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.weights.load import load_weights
 
 
 def test_a_checkpoint_of_a_shape_is_complete(tmp_path: Path) -> None:
@@ -37,23 +44,63 @@ def test_a_checkpoint_of_a_shape_is_complete(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("Bären & 熊")) == "Bären & 熊"
 
 
-def test_a_checkpoint_of_awq_is_one(tmp_path: Path) -> None:
-    """It holds the weights of its shape in integers, and answers; what AWQ cannot hold is an error that names it."""
-    config = SHAPES["tiny"] | {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 8}
+# What the engine says of each layout.
+QUANTIZED = {
+    "awq": "awq", "gptq-8bit": "gptq", "w8a8": "compressed-tensors", "nvfp4": "compressed-tensors",
+    "mxfp4": "compressed-tensors",
+}  # fmt: skip
+
+
+def wider(tmp_path: Path) -> str:
+    """The tiny shape with rows that every layout holds."""
+    config = SHAPES["tiny"] | {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8}
     (tmp_path / "shape").mkdir()
+    config |= {"num_hidden_layers": 3, "tie_word_embeddings": random.random() < 0.5}
     (tmp_path / "shape" / "config.json").write_text(json.dumps(config))
-    write_checkpoint(str(tmp_path / "shape"), tmp_path / "model", "awq")
-    index = read_checkpoint_index(tmp_path / "model")
-    assert index["model.layers.0.mlp.up_proj.qweight"].shape == (256, 80)
-    assert index["model.layers.1.mlp.down_proj.scales"].shape == (5, 256)
-    assert "model.embed_tokens.weight" in index
-    with LLM(str(tmp_path / "model"), device="cpu", max_model_len=64) as llm:
-        assert llm.engine.executor.describe()["quantization"] == "awq"
-        (found,) = llm.generate_tokens([[1, 2, 3]], [SamplingParams(max_tokens=5, ignore_eos=True)])
-    assert len(found) == 5
-    with pytest.raises(ConfigError, match=r"--checkpoint awq: .*× 64"), model_of(
-        start_mode.flags().parse_args(["--shape", "tiny", "--checkpoint", "awq"]), tmp_path
-    ):
+    return str(tmp_path / "shape")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_quantized_checkpoint_is_one(layout: str, tmp_path: Path) -> None:
+    """It holds the weights of its shape, spread as those of BF16, and answers."""
+    shape = wider(tmp_path)
+    for name in ("bf16", layout):
+        write_checkpoint(shape, tmp_path / name, name)
+    assert "model.embed_tokens.weight" in read_checkpoint_index(tmp_path / layout)
+    found = {}
+    for name in ("bf16", layout):
+        spec = build_spec(read_source(str(tmp_path / name)))
+        weights = load_weights(str(tmp_path / name), spec, torch.device("cpu"), torch.float32)
+        found[name] = values_of(weights.layers[1].down).float().std().item()
+    assert found[layout] == pytest.approx(found["bf16"], rel=0.2)
+    with LLM(str(tmp_path / layout), device="cpu", max_model_len=64) as llm:
+        assert llm.engine.executor.describe()["quantization"] == QUANTIZED[layout]
+        (said,) = llm.generate_tokens([[1, 2, 3]], [SamplingParams(max_tokens=5, ignore_eos=True)])
+    assert len(said) == 5
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_gguf_file_is_one(mix: str, tmp_path: Path) -> None:
+    size = write_checkpoint(wider(tmp_path), tmp_path / "model", mix)
+    file = tmp_path / "model" / "model.gguf"
+    assert size == file.stat().st_size
+    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(file).tensors}
+    most, better = MIXES[mix]
+    assert kinds["blk.0.ffn_gate.weight"] == most
+    assert [kinds[f"blk.{layer}.ffn_down.weight"] for layer in range(3)] == [most, most, better]
+    untied = "output.weight" in kinds
+    assert kinds["output.weight" if untied else "token_embd.weight"] == better
+    assert kinds["token_embd.weight"] == (most if untied else better)
+    with LLM(str(file), device="cpu", max_model_len=64) as llm:
+        (said,) = llm.generate_tokens([[1, 2, 3]], [SamplingParams(max_tokens=5, ignore_eos=True)])
+        assert llm.get_tokenizer().decode(llm.get_tokenizer().encode("Bären & 熊")) == "Bären & 熊"
+    assert len(said) == 5
+
+
+@pytest.mark.parametrize(("layout", "why"), [("awq", "× 64: .* scales 128"), ("q4_k_m", "rows of 64, not of .* 256")])
+def test_what_a_layout_cannot_hold_is_an_error(layout: str, why: str, tmp_path: Path) -> None:
+    arguments = start_mode.flags().parse_args(["--shape", "tiny", "--checkpoint", layout])
+    with pytest.raises(ConfigError, match=rf"--checkpoint {layout}: .*{why}"), model_of(arguments, tmp_path):
         pass
 
 

@@ -13,7 +13,7 @@ from stoker_operator.plugin.facts import facts_of
 from stoker_operator.plugin.fit import on
 from stoker_operator.plugin.presets import Preset, catalog, named
 from stoker_operator.spec.quantity import quantity
-from stoker_runtime.bench.random_checkpoint import tensors
+from stoker_runtime.bench.checkpoints import tensors
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.shapes import SHAPES

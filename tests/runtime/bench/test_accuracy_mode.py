@@ -13,7 +13,7 @@ import torch
 
 from stoker_runtime.bench import accuracy_mode
 from stoker_runtime.bench.accuracy_mode import compare
-from stoker_runtime.bench.random_checkpoint import write_checkpoint
+from stoker_runtime.bench.checkpoints import write_checkpoint
 from stoker_runtime.request import TokenLogprobs
 
 TEXT = "The furnace is fed by hand, one shovel after the other, and nobody asks how warm the house was before. " * 4

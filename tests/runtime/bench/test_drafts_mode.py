@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor
 
 from stoker_runtime.bench import drafts_mode
+from stoker_runtime.bench.checkpoints import byte_tokenizer
 from stoker_runtime.bench.drafts_mode import Case, Forced, Gain, gain, print_gains, timed_cases
 from stoker_runtime.bench.drafts_texts import BEGUN, KINDS, read_sources, real_prompts
-from stoker_runtime.bench.random_checkpoint import byte_tokenizer
 from stoker_runtime.bench.rounds import random_prompts
 from stoker_runtime.bench.verify import Verdict
 from stoker_runtime.config import EngineConfig

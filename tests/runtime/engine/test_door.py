@@ -75,7 +75,7 @@ class Script:
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepLoop]:
     """A tiny random model whose configuration names two ends."""
-    from stoker_runtime.bench.random_checkpoint import write_checkpoint
+    from stoker_runtime.bench.checkpoints import write_checkpoint
 
     folder: Path = tmp_path_factory.mktemp("ends")
     write_checkpoint("tiny", folder)
