@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ def test_no_schedule_changes_a_bit_of_logits(
     test_zoo.save_random(name, tmp_path)
     seen, rng = watch_logits(monkeypatch), random.Random(test_zoo.SEED)
     prompts, params = bit_workload(rng, 8, 131)
+    # Four at a time want more pages than there are, whatever was drawn.
+    params[:4] = [replace(one, max_tokens=40, ignore_eos=True) for one in params[:4]]
     cut: dict[str, Any] = {
         "tensor_parallel_size": tensors, "pipeline_parallel_size": stages, "enable_expert_parallel": whole_experts,
         "runner": "generate", "max_model_len": 128, "batch_invariant": True, "dtype": dtype,

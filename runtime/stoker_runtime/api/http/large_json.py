@@ -28,9 +28,10 @@ LONG_TEXT = 256
 PIECE = 64 * 1024
 _NUMBERS = re.compile(rb"\[[-+.\deE,\s]{64,}+")
 _MORE_NUMBERS = re.compile(rb"[-+.\deE,\s]*+")
+# Not possessive, though nothing is tried twice: Python before 3.11.5 ends such groups too early.
 _TEXT = re.compile(
-    rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}'
-    rb"|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+",
+    rb'(?:[^"\\]+|\\[^u]|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}'
+    rb"|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*",
     re.DOTALL,
 )
 _UNIT = len(rb"\ud83d\ude00")
