@@ -18,8 +18,8 @@ from stoker_runtime.executor.windows.layout import kv_layout, pages_in
 from stoker_runtime.models.block_parts import scratch_bytes
 from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.quantization.integer_scheme import IN_SITU
+from stoker_runtime.models.quantization.integer_scheme import IN_SITU, IntegerScheme
+from stoker_runtime.models.quantization.quantized_checkpoint import parts_of
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
 
@@ -152,7 +152,7 @@ def _gpu_dtype(spec: ModelSpec, gpu_bf16: bool) -> str:
     """
     if not gpu_bf16:
         return "float16"
-    habit = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
+    habit = any(not isinstance(each, Fp8Checkpoint) for each in parts_of(spec.checkpoint))
     return "bfloat16" if spec.dtype == "float32" or habit else spec.dtype
 
 
@@ -200,7 +200,7 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
         if asked in ("auto", "gguf"):
             return "gguf" if spec.blocks else "none"
         return asked
-    floats = isinstance(checkpoint, Fp8Checkpoint)
+    floats = all(isinstance(each, Fp8Checkpoint) for each in parts_of(checkpoint))
     if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):
         raise ConfigError(
             f"quantization is {asked}, but the checkpoint's weights are {checkpoint.described} ({checkpoint.method}); "
@@ -259,10 +259,11 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     if spec.recurrent is not None:
         holes = max(holes, spec.recurrent.working())
     # The product once more in 8 bits, where the next linear reads that.
-    ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
+    eights = config.quantization == "fp8" or any(each.kind.startswith("fp8") for each in spec.parameters())
+    ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if eights else 0)
     if spec.moe is not None:
         # Each token's experts by themselves: their product of gate and up (in 8 bits, too), then what down gives.
-        inner = spec.moe.ffn + (spec.moe.ffn // 2 if config.quantization == "fp8" else 0)
+        inner = spec.moe.ffn + (spec.moe.ffn // 2 if eights else 0)
         ffn = max(ffn if spec.has_dense_layer else 0, 3 * spec.moe.shared_ffn)
         ffn += spec.moe.top_k * (inner + spec.hidden) + spec.moe.experts + spec.hidden
     return (tokens * (kept + holes + ffn) + _packed_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
@@ -276,9 +277,9 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     # Experts are never dequantized whole.
     single = [each for each in spec.parameters() if each.role is not Role.EXPERTS]
     shapes = [each.shape for each in single if is_packed(kinds[each.name])]
-    ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order and not spec.requantized
+    ordered = [each.shape[1] for each in single if isinstance(each.scheme, IntegerScheme) and each.scheme.order]
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
-    wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0
+    wide += tokens * max(ordered, default=0)
     rows = [each.shape[1] for each in spec.parameters() if kinds[each.name] == "int8_channel"]
     size = ITEM_BYTES[config.dtype]
     wide = max(wide, scratch_bytes(spec.blocks, {each.name: each.shape for each in single}, size) // size)

@@ -37,7 +37,7 @@ from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import layer_norm, rms_norm_columns
 from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
-from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
@@ -119,8 +119,9 @@ class Decoder:
         """Layers that stand for all: the first of each kind with its successor, which norms in the form it reads."""
         first: dict[tuple[object, ...], int] = {}
         for index, layer in enumerate(self.weights.layers):
-            kinds = (linear.kind for linear in layer.linears)
-            parts = (layer.mixture is None, layer.state is None, layer.qkv is None, layer.feeds)
+            kinds = (linear_form(linear) for linear in layer.linears)
+            experts = layer.mixture and (layer.mixture.experts.kind, layer.mixture.experts.group)
+            parts = (experts, layer.state is None, layer.qkv is None, layer.feeds)
             seen = (self.spec.windows[index], self._patterns[index])
             kind = (*seen, self.spec.rope_of(index).dim, *parts, *kinds)
             first.setdefault(kind, index)

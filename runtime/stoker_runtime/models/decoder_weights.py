@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
-from stoker_kernels.quant import AnyWeight, BlockWeight, LinearWeight
+from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight
+
+
+def linear_form(weight: AnyWeight) -> tuple[object, ...]:
+    """What kernels tell apart of a weight, whatever its shape."""
+    if not isinstance(weight, IntegerWeight):
+        return (weight.kind,)
+    return (weight.kind, weight.group, weight.zero is None, weight.order is None, weight.layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import EXACT, ITEM_BYTES, QUANTIZED, Parameter, Role, stored_bytes
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
+from stoker_runtime.models.quantization.mixed_checkpoint import MixedCheckpoint, OneCheckpoint, Pieces, resting
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.quantization.schemes import is_packed
 
@@ -64,9 +65,9 @@ class ModelSpec:
     """A decoder-only transformer with grouped-query or latent attention and a feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
-    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `requantized`: they
-    become something else at load, and those with them. `blocks`:
-    the matrices that stay as their GGUF file has them. `dtype`
+    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `mixed`: in which of its
+    schemes each is, or each of its pieces, where it has several; `requantized`: they become something else at load, and
+    those with them. `blocks`: the matrices that stay as their GGUF file has them. `dtype`
     is that of the rest. `max_position` is the longest context the rotary table is right for.
 
     Norms: `pre_norms` stand before attention and feed-forward, `post_norms` norm what these give before it is added to
@@ -141,6 +142,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: QuantizedCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
+    mixed: Mapping[str, Pieces] = dataclasses.field(default_factory=dict, hash=False)
     requantized: bool = False
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
@@ -229,7 +231,8 @@ class ModelSpec:
     def layer_kind(self, layer: int) -> tuple[object, ...]:
         """What sets a layer apart from those that are not alike: all of one kind have the same parameters."""
         seen = (self.windows[layer], self.sees_blocks(layer), self.rope_of(layer))
-        return (self.mixer(layer), self.feeds(layer), self.is_sparse(layer), *seen)
+        schemes = tuple((each.kind, each.scheme) for each in self.layer_parameters(layer)) if self.mixed else ()
+        return (self.mixer(layer), self.feeds(layer), self.is_sparse(layer), *seen, schemes)
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -295,7 +298,8 @@ class ModelSpec:
 
     def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
         kind = self._stored_kind(name, role) if role in QUANTIZED else ""
-        scheme = self.checkpoint.scheme if self.checkpoint is not None and is_packed(kind) else None
+        own = self.checkpoint_of(name) if is_packed(kind) else None
+        scheme = None if own is None else own.scheme
         # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
         dtype = "float32" if role is Role.NORM and self.norm_offset else ""
         if name.endswith(EXACT):
@@ -311,7 +315,21 @@ class ModelSpec:
             return EXPERTS_KIND
         if self.checkpoint is None or self.requantized:
             return ""
-        return "dense" if name in self.dense_parameters else self.checkpoint.kind
+        own = None if name in self.dense_parameters else self.checkpoint_of(name)
+        return "dense" if own is None else own.kind
+
+    def pieces_of(self, name: str) -> Pieces:
+        """How the checkpoint holds the pieces of a matrix: one scheme for all, or one for each; nothing: as numbers of
+        16 or 32 bits.
+        """
+        if self.checkpoint is None:
+            return ()
+        return self.mixed.get(name, ()) if isinstance(self.checkpoint, MixedCheckpoint) else (self.checkpoint,)
+
+    def checkpoint_of(self, name: str) -> OneCheckpoint | None:
+        """How a matrix of the checkpoint rests, unless it becomes something else; None: in 16 or 32 bits."""
+        pieces = self.pieces_of(name)
+        return resting(pieces) if pieces else None
 
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""

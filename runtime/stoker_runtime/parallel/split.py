@@ -22,6 +22,7 @@ from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import BLOCK, ITEM_BYTES, QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.quantized_checkpoint import parts_of
 from stoker_runtime.models.spec import ModelSpec, Part
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
@@ -41,7 +42,7 @@ MOST_TENSORS = 64
 # Fields of a spec that a rank's part changes, and those that mean the same of it.
 CUT_FIELDS = {
     "num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "sparse", "slopes", "dense_parameters", "part",
-    "moe", "recurrent",
+    "moe", "recurrent", "mixed",
 }  # fmt: skip
 SAME_FIELDS = {
     "architecture", "hidden", "head_dim", "vocab", "eps", "rope", "activation", "max_position", "tie_embeddings",
@@ -60,6 +61,7 @@ def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
         return spec
     layers = place.layers(spec.num_layers)
     dense = (whole_name(name, -layers.start) for name in spec.dense_parameters if layer_of(name) in layers)
+    mixed = {whole_name(name, -layers.start): each for name, each in spec.mixed.items() if layer_of(name) in layers}
     part = Part(
         tensor=place.tensor,
         tensors=place.tensors,
@@ -75,6 +77,7 @@ def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
         kv_heads=len(kv_heads(spec, place)),
         ffn=spec.ffn // place.tensors,
         dense_parameters=frozenset(dense),
+        mixed=mixed,
         part=part,
         moe=own.moe and part_of(own.moe, place),
         slopes=spec.slopes[heads.start : heads.stop],
@@ -122,7 +125,8 @@ def check_split(spec: ModelSpec, place: Place) -> None:
         refuse_unknown(spec, place.tensors)
     if place.tensors == 1:
         return
-    if isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order:
+    if any(isinstance(each, IntegerCheckpoint) and each.scheme.order for each in parts_of(spec.checkpoint)):
+        assert spec.checkpoint is not None, "an order is a checkpoint's"
         raise ConfigError(
             f"tensor_parallel_size is {place.tensors}, but the checkpoint ({spec.checkpoint.method}) orders columns by "
             "activation (act-order), so its groups cannot be cut; use a checkpoint without act-order, or "
@@ -159,9 +163,16 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
 
 
 def unlike_parameters(spec: ModelSpec) -> list[Parameter]:
-    """Of all layers' parameters one of each field and kind."""
+    """Of all layers' parameters one of each field, kind and scheme, those of its pieces too; a scheme a piece."""
     layers = (spec.layer_parameters(layer) for layer in range(spec.num_layers))
-    return list({(field_of(each.name), each.kind): each for layer in layers for each in layer}.values())
+    found: dict[tuple[object, ...], Parameter] = {}
+    for parameter in (each for layer in layers for each in layer):
+        pieces = spec.mixed.get(parameter.name, ())
+        # A matrix whose pieces rest in a scheme of all is cut where each piece's own can be.
+        own = [replace(parameter, kind=each.kind, scheme=each.scheme) for each in pieces] if len(pieces) > 1 else []
+        latent = pieces if parameter.role is Role.LATENT else ()
+        found |= {(field_of(each.name), each.kind, each.scheme, latent): each for each in own or [parameter]}
+    return list(found.values())
 
 
 def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
@@ -185,8 +196,9 @@ def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
     for parameter in unlike_parameters(spec):
         if SPLITS[field_of(parameter.name)] in OF_EXPERTS and place.whole_experts:
             continue
-        if parameter.role is Role.LATENT and isinstance(spec.checkpoint, Fp8Checkpoint):
-            parameter = replace(parameter, kind=spec.checkpoint.kind)  # until it is loaded
+        latent = spec.checkpoint_of(parameter.name) if parameter.role is Role.LATENT else None
+        if isinstance(latent, Fp8Checkpoint):
+            parameter = replace(parameter, kind=latent.kind)  # until it is loaded
         quantized = parameter.role in (*QUANTIZED, Role.LATENT) and parameter.kind not in ("", "dense")
         if quantized and (problem := _quantized_problem(spec, part, parameter)) is not None:
             yield problem

@@ -249,6 +249,7 @@ def model_lines(
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
     from stoker_runtime.executor.windows.layout import kv_layout
+    from stoker_runtime.models.mixed_words import mixture
 
     draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE
@@ -272,6 +273,7 @@ def model_lines(
         ),
         ("dtype", f"{config.dtype}{quantized}, {config.kv_cache_dtype} KV"),
         ("weights", gib(plan.weights)),
+        *([("quantized", words)] if (words := mixture(spec)) and not spec.requantized else []),
         *head_lines(spec, config),
         *mixture_lines(spec, config),
         *state_lines(spec, config),

@@ -83,16 +83,17 @@ def with_scales(
     `all_widened`: and of all that it has in FP8 or INT8.
     """
     found = dict(routes)
-    if isinstance(checkpoint := spec.checkpoint, Fp8Checkpoint | Int8Checkpoint):
-        encoding = ENCODINGS[checkpoint.kind]
-        for parameter in spec.parameters():
-            if parameter.role is Role.LATENT or (all_widened and parameter.kind in ENCODINGS):
-                found[parameter.name] = tuple(
-                    replace(piece, scales=_route(piece, checkpoint.kind, scales, is_last=True).entry)
-                    if piece.entry.encoding == encoding
-                    else piece
-                    for piece in routes[parameter.name]
-                )
+    for parameter in spec.parameters():
+        own = spec.checkpoint_of(parameter.name)
+        if not isinstance(own, Fp8Checkpoint | Int8Checkpoint):
+            continue
+        if parameter.role is Role.LATENT or (all_widened and parameter.kind in ENCODINGS):
+            found[parameter.name] = tuple(
+                replace(piece, scales=_route(piece, own.kind, scales, is_last=True).entry)
+                if piece.entry.encoding == ENCODINGS[own.kind]
+                else piece
+                for piece in routes[parameter.name]
+            )
     return found
 
 

@@ -8,7 +8,6 @@ Knows nothing of how the decoder computes.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -29,11 +28,7 @@ from stoker_runtime.models.config_source import ModelSource, SourceKind, read_so
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.parameter import Parameter, stored_kind
-from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
-from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.block_plan import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
@@ -51,6 +46,7 @@ from stoker_runtime.weights.gguf_entries import brought_apart
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import mxfp4
+from stoker_runtime.weights.packed.announce import announce, announce_widened
 from stoker_runtime.weights.packed.experts_load import check_experts, load_experts
 from stoker_runtime.weights.packed.load import PackedRoute, load_packed, plan_packed, taken_names
 from stoker_runtime.weights.packed.requantize import as_stored
@@ -69,9 +65,6 @@ Scales = dict[str, tuple[ScaleRoute, ...]]
 Integers = dict[str, tuple[PackedRoute, ...]]
 # What is done once the copies to scratch memory, of so many bytes, are done.
 Pending = tuple[Callable[[], None], int, list[Future[None]]]
-
-log = logging.getLogger(__name__)
-
 
 def load_weights(
     model: str | ModelSource,
@@ -102,71 +95,13 @@ def load_weights(
     if cut is not None and calibrated is not None:
         calibrated = cut.cache_scales(calibrated)
     arena = WeightArena(spec, device, dtype, quantization)
-    if spec.checkpoint is not None:
-        _announce(spec.checkpoint, arena)
-    _announce_widened(arena, integers)
-    _announce_experts(arena)
+    announce(arena, cut.whole if cut else spec)
+    announce_widened(arena, integers)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
         load_experts(arena, routes, lanes)
         load_packed(arena, integers, lanes)
     return replace(_settled(arena), kv_scales=calibrated)
-
-
-def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
-    if arena.spec.requantized:
-        log.info(
-            "weights: %s (%s) become %s at load, matrix by matrix, and so do those that were not quantized",
-            checkpoint.described, checkpoint.method, arena.quantization,
-        )  # fmt: skip
-        return
-    if isinstance(checkpoint, IntegerCheckpoint):
-        scheme = checkpoint.scheme
-        groups = f"groups of {scheme.group}" if scheme.group else "whole rows"
-        layouts = ", ".join(sorted({weight.layout for weight in arena.integers.values()}))
-        log.info(
-            "weights: in %d bits as the checkpoint has them (%s, %s%s), laid out in %s",
-            scheme.bits, checkpoint.method, groups, ", act-order" if scheme.order else "", layouts,
-        )  # fmt: skip
-        return
-    aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
-    if not isinstance(checkpoint, Fp8Checkpoint):
-        keep = f"keep {str(arena.dtype).removeprefix('torch.')}"
-        log.info(
-            "weights: in %s as the checkpoint has them (%s); activations %s%s",
-            checkpoint.described, checkpoint.method,
-            keep if isinstance(checkpoint, Fp4Checkpoint) else "are quantized per token", aside,
-        )  # fmt: skip
-        return
-    log.info(
-        "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
-        checkpoint.method, checkpoint.kind, aside,
-    )  # fmt: skip
-
-
-def _announce_experts(arena: WeightArena) -> None:
-    if arena.spec.moe is None or not arena.spec.moe.packing:
-        return
-    dtype = str(arena.dtype).removeprefix("torch.")
-    if not arena.experts:
-        log.info("weights: experts in MXFP4 become %s, of four times the memory", dtype)
-    elif arena.device.type == "cuda":
-        log.info("weights: experts in MXFP4 as the checkpoint has them; activations keep %s", dtype)
-    else:
-        log.info("weights: experts in MXFP4 as the checkpoint has them; each step decodes those that it chooses")
-
-
-def _announce_widened(arena: WeightArena, integers: Integers) -> None:
-    """Experts that no product reads as the checkpoint has them."""
-    widened = [name for name in integers if "experts_" in name and name in arena.dense]
-    if widened and isinstance(arena.spec.checkpoint, IntegerCheckpoint):
-        dtype, times = str(arena.dtype).removeprefix("torch."), 16 // arena.spec.checkpoint.scheme.bits
-        log.warning(
-            "weights: experts in %d bits become %s, of %d times the memory, because each orders its columns by "
-            "activation (act-order, desc_act); a checkpoint without act-order stays in %d bits",
-            arena.spec.checkpoint.scheme.bits, dtype, times * arena.dtype.itemsize // 2,
-            arena.spec.checkpoint.scheme.bits,
-        )  # fmt: skip
 
 
 def _settled(arena: WeightArena) -> DecoderWeights:

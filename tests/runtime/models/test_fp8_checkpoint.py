@@ -314,10 +314,10 @@ def test_blocks_that_cannot_be_joined_are_named(dense: Path, tmp_path: Path) -> 
         ({"quant_method": "fp8", "activation_scheme": "none"}, "activation_scheme 'none'"),
         (compressed("group"), "weights.strategy 'group'"),
         (compressed("channel", input_activations=None), "weights alone in FP8"),
-        (compressed("channel", targets=["Linear", "re:.*gate"]), "config_groups"),
+        (compressed("channel", targets=["Linear", "Attention"]), "target 'Attention' is not supported"),
         (compressed("channel", weights={"num_bits": 4, "type": "int", "strategy": "group"}), "weights 'int4'"),
         (compressed("block", weights={"num_bits": 8, "type": "float", "strategy": "block"}), "block_structure None"),
-        ({"quant_method": "compressed-tensors"}, "0 groups"),
+        ({"quant_method": "compressed-tensors"}, "no config_groups"),
         (BLOCK_CONFIG | {"ignored_layers": [f"{Q}"]}, r"layers.1.qkv is one matrix here.*q_proj is not, .*k_proj is"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_before_memory_is_taken(
     (AWQ_CONFIG | {"bits": 3}, "bits 3 is not supported; it must be 4 or 8"),
     (AWQ_CONFIG | {"group_size": "many"}, "group_size 'many'"),
     (gptq_config(32, lm_head=True), "lm_head True"),
-    (gptq_config(32, dynamic={"+:.*down": {"bits": 8}}), "dynamic"),
+    (gptq_config(32, dynamic={"+:.*down": {"bits": 3}}), "bits 3 is not supported; it must be 4 or 8"),
     (gptq_config(32, checkpoint_format="marlin"), "checkpoint_format 'marlin'"),
     (compressed_config(32, strategy="tensor"), "weights.strategy 'tensor'"),
     (compressed_config(32) | {"format": "int-quantized"}, "format 'int-quantized'"),

@@ -268,7 +268,13 @@ def test_a_byte_a_code_is_what_eight_bits_take(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (AWQ_CONFIG | {"group_size": 16}, "groups have 16 columns, no whole blocks of 32"),
-        (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}), "dynamic"),
+        (gptq_config(32, dynamic={r"+:.*\.1\..*": {"bits": 8}}),
+         "experts.0.w1 in integers of 4 bits in groups of 32, .*experts.1.w1 in integers of 8 bits in groups of 32; "
+         "supported is one scheme for all of its parts"),
+        (gptq_config(32, dynamic={r"+:.*layers\.1\..*w2$": {"group_size": 64}}),
+         "layers.1.experts_gate_up is in integers of 4 bits in groups of 32 and layers.1.experts_down in integers of 4 "
+         "bits in groups of 64, but the experts of a layer are multiplied in one scheme"),
+        (gptq_config(32, dynamic={r"-:.*w2$": {}}), "experts_down in 16 bits"),
     ],
 )
 def test_what_is_not_multiplied_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

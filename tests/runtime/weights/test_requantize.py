@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.models import test_fp8_checkpoint as fp8
+from tests.runtime.weights import mixed_forms as mixed
 from tests.runtime.weights import test_block_plan as blocks
 from tests.runtime.weights import test_fp4_checkpoint as fp4
 from tests.runtime.weights import test_int8_checkpoint as int8
@@ -131,6 +132,15 @@ FORMS = (
 def test_each_matrix_becomes_what_its_numbers_would(form: str, dense: Path, tmp_path: Path) -> None:
     quantized, plain = both(form, dense, tmp_path)
     for kind in KINDS if not form.startswith("fp8") else ("w4", "q4k"):
+        same(load(quantized, kind), load(plain, kind))
+
+
+def test_layers_in_several_schemes_become_it_likewise(dense: Path, tmp_path: Path) -> None:
+    rng = random.Random()
+    schemes: list[mixed.Scheme | None] = [mixed.packed(32, 4), mixed.FP8, mixed.INT8, None]
+    chosen = mixed.choose(schemes, SHAPE["num_hidden_layers"], rng)
+    quantized, plain = mixed.write(dense, tmp_path, mixed.compressed_groups(chosen, rng), chosen)
+    for kind in KINDS:
         same(load(quantized, kind), load(plain, kind))
 
 

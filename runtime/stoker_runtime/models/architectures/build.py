@@ -13,15 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.row import Architecture, Stored
+from stoker_runtime.models.architectures.quantized import quantized
 from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.layer_specs.state_spec import Mixer
-from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
-from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
+from stoker_runtime.models.quantization.quantized_checkpoint import read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -44,7 +39,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{source.name}: the configuration is not usable: {error}.") from error
     spec = replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source, spec.vocab))
-    return spec if checkpoint is None else _quantized(spec, checkpoint, row)
+    return spec if checkpoint is None else quantized(spec, checkpoint, row)
 
 
 def _unknown(architectures: Sequence[str]) -> str:
@@ -59,69 +54,6 @@ def _unknown(architectures: Sequence[str]) -> str:
         f"architecture {asked} is not supported.{hint} Supported are {', '.join(sorted(ARCHITECTURES))}: "
         f"the rows of {TABLE}, where one that the decoder can run is added."
     )
-
-
-def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
-    """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
-    dense = []
-    spec = _gates_apart(spec, checkpoint, row)
-    named = replace(spec, checkpoint=checkpoint)
-    for parameter in spec.parameters():
-        if parameter.role is Role.LATENT and isinstance(checkpoint, Int8Checkpoint):
-            raise ModelError(
-                f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits, in FP8 "
-                "or in four.",
-                param="quantization_config",
-            )
-        if parameter.role in QUANTIZED:
-            _, layer, field = parameter.name.split(".")
-            names = row.names_of(named, field)
-            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
-                raise ModelError(
-                    f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
-                    "row by row.", param="quantization_config",
-                )  # fmt: skip
-            experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
-            spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
-            modules = [f"{row.layers}{layer}.{name}" for name in spoken]
-            if left_dense(checkpoint, parameter.name, modules) or _is_widened(checkpoint, parameter):
-                dense.append(parameter.name)
-            elif parameter.role is Role.EXPERTS:
-                _check_experts(checkpoint, parameter)
-    return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
-
-
-def _is_widened(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> bool:
-    """Whether a parameter becomes 16 bits when it is loaded, because no kernel multiplies what the checkpoint has."""
-    if not isinstance(checkpoint, IntegerCheckpoint):
-        return False
-    return parameter.role is Role.EXPERTS and checkpoint.scheme.widens_experts
-
-
-def _gates_apart(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
-    """`spec`, its gates of the delta rule apart where any layer has these in other numbers than what it reads."""
-    if spec.recurrent is None or spec.recurrent.kind is not Mixer.GATED_DELTA:
-        return spec
-    modules = [name.removesuffix(".weight") for name in row.layer_names["state_in"].hf]
-    left = (
-        {checkpoint.leaves(f"{row.layers}{layer}.{module}") for module in modules}
-        for layer in range(spec.num_layers)
-        if spec.mixer(layer) is Mixer.GATED_DELTA
-    )
-    mixed = any(len(each) > 1 for each in left)
-    return replace(spec, recurrent=replace(spec.recurrent, gates_apart=True)) if mixed else spec
-
-
-def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
-    """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
-    scheme = None if isinstance(checkpoint, Fp8Checkpoint) else checkpoint.scheme
-    problem = None if scheme is None else scheme.experts_problem(parameter.shape[1])
-    if problem is not None:
-        raise ModelError(
-            f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "
-            "checkpoint in 16 bits, in FP8 or in other integers.",
-            param="quantization_config",
-        )
 
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:

@@ -83,10 +83,8 @@ def read_fp4_compressed(name: str, group: Mapping[str, Any], form: str, ignored:
 
 def read_modelopt(name: str, given: Mapping[str, Any]) -> Fp4Checkpoint | Fp8Checkpoint:
     """ModelOpt's settings, of config.json or of hf_quant_config.json. Raises ModelError for what is not supported."""
-    inner = given.get("quantization")
-    settings = {**given, **inner} if isinstance(inner, Mapping) else dict(given)
+    settings, ignored = modelopt_settings(given)
     algorithm = str(settings.get("quant_algo"))
-    ignored = tuple(str(each) for key in ("ignore", "exclude_modules") for each in settings.get(key) or ())
     if algorithm in FP8_ALGORITHMS:
         note = "the checkpoint's static activation scales" if algorithm == "FP8" else ""
         return Fp8Checkpoint(MODELOPT, "fp8_channel", ignored, note)
@@ -100,6 +98,13 @@ def read_modelopt(name: str, given: Mapping[str, Any]) -> Fp4Checkpoint | Fp8Che
         if size is not None:
             _check_group(name, size, kind)
     return Fp4Checkpoint(Fp4Layout.MODELOPT, Fp4Scheme(kind), ignored, ACTIVATIONS.get(algorithm, ""))
+
+
+def modelopt_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """ModelOpt's settings, of either file, and the modules that it left alone."""
+    inner = given.get("quantization")
+    settings = {**given, **inner} if isinstance(inner, Mapping) else dict(given)
+    return settings, tuple(str(each) for key in ("ignore", "exclude_modules") for each in settings.get(key) or ())
 
 
 def _check_group(name: str, size: object, kind: str) -> None:

@@ -6,6 +6,8 @@ Knows nothing of files.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,6 +82,18 @@ class IntegerScheme:
             if size % EXPERTS_BLOCK:
                 return f"{what} have {size} columns, no whole blocks of {EXPERTS_BLOCK}"
         return None
+
+
+def common(schemes: Sequence[IntegerScheme]) -> IntegerScheme:
+    """The scheme of fewest bits and widest groups that holds weights of all `schemes` exactly; their order of columns
+    is one. One scheme is itself.
+    """
+    return IntegerScheme(
+        max(each.bits for each in schemes),
+        math.gcd(*(each.group for each in schemes)),
+        any(each.zeros for each in schemes),
+        schemes[0].order,
+    )
 
 
 # What `--quantization w4` makes of 16-bit weights at load.

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, Packing
+from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, WORD_DTYPES
 
 _ORDER = {Packing.GPTQ: "g_idx", Packing.GPTQ_V2: "g_idx", Packing.COMPRESSED: "weight_g_idx"}
@@ -108,6 +109,22 @@ def values(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: s
     if bits.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, bits.order.long(), found)
+
+
+def in_scheme(piece: Unpacked, own: IntegerScheme, to: IntegerScheme) -> Unpacked:
+    """A weight in the scheme `own` as the same numbers in `to`, of as many bits or more, of groups that fill its own,
+    and with zero points or as it is.
+    """
+    codes, scale, zero = piece.codes, piece.scale, piece.zero
+    k = codes.shape[1]
+    if to.zeros and zero is None:
+        zero = torch.full_like(scale, 1 << own.bits - 1, dtype=torch.uint8)
+    elif not to.zeros and to.bits > own.bits:
+        codes = codes + ((1 << to.bits - 1) - (1 << own.bits - 1))
+    if to.columns(k) != own.columns(k):
+        within = torch.arange(0, k, to.columns(k), device=codes.device) // own.columns(k)
+        scale, zero = scale[within], None if zero is None else zero[within]
+    return Unpacked(codes, scale, zero, piece.order)
 
 
 def in_order(pieces: Sequence[Unpacked], rows: Tensor) -> Unpacked:

@@ -9,7 +9,7 @@ Knows nothing of how products are computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -37,11 +37,13 @@ Entries = Mapping[str, TensorEntry]
 
 @dataclass(frozen=True, slots=True)
 class PackedRoute:
-    """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor.
+    """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor; `checkpoint` says how
+    they hold its weight.
 
     `said` are those that must only agree with what the configuration says.
     """
 
+    checkpoint: PackedCheckpoint
     module: str
     row: int
     rows: int
@@ -49,31 +51,32 @@ class PackedRoute:
     said: Entries
 
 
-def packed_checkpoint(spec: ModelSpec) -> PackedCheckpoint | None:
-    """How the spec's checkpoint is packed; None where it is not."""
-    return spec.checkpoint if isinstance(spec.checkpoint, PackedCheckpoint) else None
+def packed_pieces(spec: ModelSpec, name: str) -> tuple[PackedCheckpoint, ...]:
+    """How the pieces of a matrix are packed, in one scheme or each in its own; nothing where they are not."""
+    return tuple(each for each in spec.pieces_of(name) if isinstance(each, PackedCheckpoint))
 
 
 def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRoute, ...]]:
     """The routes into each packed parameter. Raises ModelError naming a tensor that is missing, misshaped or
     mistyped.
     """
-    checkpoint = packed_checkpoint(spec)
-    if checkpoint is None:
-        return {}
     plan = {}
     for parameter in spec.parameters():
+        schemes = packed_pieces(spec, parameter.name)
+        if not schemes:
+            continue
         names = tensor_names(spec, parameter.name, Vocabulary.HF)
         may_widen = parameter.role in (Role.LATENT, Role.EXPERTS)
         if parameter.scheme is not None or (may_widen and not _is_plain(entries.get(names[0]))):
             pieces, row = [], 0
             grouped = _groups(spec, parameter.name)
             counts = [each.rows for each in grouped] if grouped else piece_rows(spec, parameter, len(names))
-            for name, rows in zip(names, counts, strict=True):
+            each = schemes if len(schemes) > 1 else schemes * len(names)
+            for name, rows, checkpoint in zip(names, counts, each, strict=True):
                 module = name.removesuffix(".weight")
                 pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
                 row += rows
-            _check_values(checkpoint, pieces, one_order=parameter.role is not Role.EXPERTS)
+            _check_values(pieces, one_order=parameter.role is not Role.EXPERTS)
             plan[parameter.name] = tuple(pieces)
     return plan
 
@@ -94,18 +97,19 @@ def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[PackedRoute, ...]], en
     That is what the configuration says already, and biases of nothing but zeros, which GPTQ writes for linears that
     have none. Raises OSError for a file that cannot be read.
     """
-    checkpoint = packed_checkpoint(spec)
-    if checkpoint is None:
-        return set()
     routes = [route for routes in plan.values() for route in routes]
     names = {entry.name for route in routes for entry in route.entries.values()}
-    said: tuple[str, ...] = fp4_files.UNUSED
-    if isinstance(checkpoint, IntegerCheckpoint):
-        said = integer_files.optional_suffixes(checkpoint.packing)
-    names |= {f"{route.module}.{suffix}" for route in routes for suffix in said}
+    names |= {f"{route.module}.{suffix}" for route in routes for suffix in _said_already(route.checkpoint)}
     wanted = {name for each in spec.parameters() for name in tensor_names(spec, each.name, Vocabulary.HF)}
     biases = (entries.get(f"{route.module}.bias") for route in routes)
     return names | {bias.name for bias in biases if bias and bias.name not in wanted and _is_zero(bias)}
+
+
+def _said_already(checkpoint: PackedCheckpoint) -> tuple[str, ...]:
+    """Suffixes of tensors that a weight may have besides, and that nothing here needs."""
+    if isinstance(checkpoint, IntegerCheckpoint):
+        return integer_files.optional_suffixes(checkpoint.packing)
+    return fp4_files.UNUSED
 
 
 def _is_zero(entry: TensorEntry) -> bool:
@@ -138,7 +142,7 @@ def _route(
         known = encodings(checkpoint, suffix)
         if entry.encoding not in known:
             raise ModelError(f"{entry.file}: tensor {entry.name} is {entry.encoding}; it must be {', '.join(known)}.")
-    return PackedRoute(module, row, shape[0], found, said)
+    return PackedRoute(checkpoint, module, row, shape[0], found, said)
 
 
 def _said(
@@ -153,22 +157,22 @@ def _said(
     return {suffix: _find(spec, entries, f"{module}.{suffix}", (columns,))}
 
 
-def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute], *, one_order: bool) -> None:
+def _check_values(pieces: list[PackedRoute], *, one_order: bool) -> None:
     """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or that the
     configuration denies, or, of `one_order`, not that of the matrices beside it, and for a factor that is no finite
     number above zero.
     """
-    if isinstance(checkpoint, Fp4Checkpoint):
-        for piece in pieces:
+    orders = []
+    for piece in pieces:
+        if isinstance(piece.checkpoint, Fp4Checkpoint):
             for entry in piece.entries.values():
                 if entry.shape in ((), (1,)):
                     fp4_files.check_factor(read_bytes(entry).view(PLAIN_DTYPES[entry.encoding]), entry.name)
-        return
-    orders, suffix = [], integer_files.order_suffix(checkpoint.packing)
-    for piece in pieces:
+            continue
+        suffix = integer_files.order_suffix(piece.checkpoint.packing)
         if (said := {**piece.said, **piece.entries}.get(suffix or "")) is not None:
             groups = read_bytes(said).view(READABLE_DTYPES[said.encoding])
-            orders.append(integer_files.column_order(groups, checkpoint, said.name))
+            orders.append(integer_files.column_order(groups, piece.checkpoint, said.name))
     for piece, order in zip(pieces[1:], orders[1:] if one_order else (), strict=False):
         if not torch.equal(order, orders[0]):
             raise ModelError(
@@ -194,18 +198,15 @@ def _find(spec: ModelSpec, entries: Entries, name: str, shape: tuple[int, ...]) 
 
 def load_packed(arena: WeightArena, plan: Mapping[str, tuple[PackedRoute, ...]], lanes: CopyLanes) -> None:
     """Read every weight of the plan and lay it out in the arena. Raises ModelError."""
-    checkpoint = packed_checkpoint(arena.spec)
-    if checkpoint is None:
-        return
     waiting: tuple[str, tuple[PackedRoute, ...], list[dict[str, Tensor]], list[Future[None]]] | None = None
     for name, routes in plan.items():
         lanes.fence()
         read, futures = _submit(lanes, routes, arena.device)
         if waiting is not None:
-            _store(arena, checkpoint, lanes, *waiting)
+            _store(arena, lanes, *waiting)
         waiting = (name, routes, read, futures)
     if waiting is not None:
-        _store(arena, checkpoint, lanes, *waiting)
+        _store(arena, lanes, *waiting)
 
 
 def _submit(
@@ -224,7 +225,6 @@ def _submit(
 
 def _store(
     arena: WeightArena,
-    checkpoint: PackedCheckpoint,
     lanes: CopyLanes,
     name: str,
     routes: tuple[PackedRoute, ...],
@@ -236,15 +236,15 @@ def _store(
     groups = _groups(arena.spec, name)
     order = torch.tensor(row_order(groups), device=arena.device) if groups else None
     rows = [0] if groups else [route.row for route in routes]
-    kept = not arena.spec.requantized
+    kept, checkpoint = not arena.spec.requantized, routes[0].checkpoint
     if kept and isinstance(checkpoint, Fp4Checkpoint) and isinstance(experts, Fp4Experts):
         _store_fp4_experts(experts, checkpoint, routes, read)
         return
     if name in arena.dense:
-        _widen(arena.dense[name], checkpoint, routes, read)
+        _widen(arena.dense[name], routes, read)
         return
     if arena.spec.requantized:
-        _requantize(arena, name, checkpoint, routes, read, order)
+        _requantize(arena, name, routes, read, order)
         return
     if isinstance(checkpoint, Fp4Checkpoint):
         floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
@@ -252,7 +252,7 @@ def _store(
         for row, each in zip(rows, floats, strict=True):
             arena.store_fp4(name, row, each.data, each.scale, each.factor)
         return
-    pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
+    pieces = list(_unpacked(arena.spec, name, routes, read))
     if isinstance(experts, IntegerExperts):
         for route, piece in zip(routes, pieces, strict=True):
             experts.store(route.row, piece.codes, piece.scale, piece.zero)
@@ -268,10 +268,21 @@ def _store(
         place.order.copy_(every if columns is None else columns)
 
 
+def _unpacked(
+    spec: ModelSpec, name: str, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
+) -> Iterator[integer_files.Unpacked]:
+    """The pieces of a matrix in integers, all in the scheme that it rests in."""
+    whole = spec.checkpoint_of(name)
+    for route, tensors in zip(routes, read, strict=True):
+        assert isinstance(route.checkpoint, IntegerCheckpoint), "pieces are all integers or all floats"
+        assert isinstance(whole, IntegerCheckpoint), "and so is what they rest in"
+        piece = integer_files.unpack(route.checkpoint, tensors, route.module)
+        yield integer_files.in_scheme(piece, route.checkpoint.scheme, whole.scheme)
+
+
 def _requantize(
     arena: WeightArena,
     name: str,
-    checkpoint: PackedCheckpoint,
     routes: tuple[PackedRoute, ...],
     read: list[dict[str, Tensor]],
     order: Tensor | None,
@@ -279,7 +290,7 @@ def _requantize(
     """The numbers of a matrix in the model's type, which become what the arena has a place for."""
     whole: Tensor | None = None
     for route, tensors in zip(routes, read, strict=True):
-        numbers = _values(checkpoint, route, tensors)
+        numbers = _values(route, tensors)
         if whole is None:
             size = (sum(each.rows for each in routes), numbers.shape[1])
             whole = torch.empty(size, dtype=arena.dtype, device=arena.device)
@@ -288,21 +299,19 @@ def _requantize(
     arena.quantize(name, whole if order is None else whole[order])
 
 
-def _values(checkpoint: PackedCheckpoint, route: PackedRoute, tensors: Mapping[str, Tensor]) -> Tensor:
+def _values(route: PackedRoute, tensors: Mapping[str, Tensor]) -> Tensor:
     """The numbers of a piece, fp32 [rows, K]."""
-    if isinstance(checkpoint, Fp4Checkpoint):
-        return fp4_files.values(checkpoint, tensors)
-    return integer_files.values(checkpoint, tensors, route.module)
+    if isinstance(route.checkpoint, Fp4Checkpoint):
+        return fp4_files.values(route.checkpoint, tensors)
+    return integer_files.values(route.checkpoint, tensors, route.module)
 
 
-def _widen(
-    target: Tensor, checkpoint: PackedCheckpoint, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]
-) -> None:
+def _widen(target: Tensor, routes: tuple[PackedRoute, ...], read: list[dict[str, Tensor]]) -> None:
     """In 16 bits what widens latents, which both ways to attend read head by head, and experts with orders of their
     own.
     """
     for route, tensors in zip(routes, read, strict=True):
-        target[route.row : route.row + route.rows].copy_(_values(checkpoint, route, tensors))
+        target[route.row : route.row + route.rows].copy_(_values(route, tensors))
 
 
 def _store_fp4_experts(

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.quantized_checkpoint import parts_of
 from stoker_runtime.models.spec import ModelSpec
 
 
 def requantized(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
     """`spec`, its quantized matrices to become what `isq` says; as it is where they are that already."""
-    already = config.isq == "fp8" and isinstance(spec.checkpoint, Fp8Checkpoint)
+    already = config.isq == "fp8" and all(isinstance(each, Fp8Checkpoint) for each in parts_of(spec.checkpoint))
     return spec if config.isq == "none" or spec.checkpoint is None or already else replace(spec, requantized=True)
 
 
