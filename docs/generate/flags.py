@@ -15,7 +15,7 @@ from stoker_operator import settings as operator
 from stoker_operator.activator import settings as activator
 from stoker_operator.gateway import settings as gateway
 from stoker_operator.node_cache import settings as node_cache
-from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings import vllm_flags, vllm_ignored, vllm_refused
 from stoker_runtime.settings.flag import Flag
 from stoker_runtime.settings.flags import DEFAULTS, FLAGS, spell
 
@@ -25,10 +25,12 @@ A setting of `stoker serve` has one name in three spellings: the flag `--max-mod
 variables over the file. A name that is not here is an error that says the nearest one.
 """
 VLLM = """
-## Flags of vLLM without a setting here
+## Flags of vLLM
 
-A command line written for vLLM is taken as it is where it asks for what Stoker does anyway. Where it asks for
-something else, the server does not start and says why.
+A command line written for vLLM is taken as it is where it asks for what Stoker does. What only says how vLLM is to do
+its work is checked as vLLM would check it, then ignored, and the log has a line that says so and what happens instead.
+Everything else is refused: the server does not start, and says what there is instead. All of it holds for the `STOKER_`
+variable and the key of a file, too.
 """
 OPERATOR = """
 ## `stoker operator`
@@ -60,7 +62,7 @@ def page() -> str:
     for group in dict.fromkeys(flag.group for flag in FLAGS):
         rows = [_serve_row(flag) for flag in FLAGS if flag.group == group]
         parts.append(f"\n### {group}\n" + table(("flag", "variable", "default", "what it does"), rows))
-    parts.append(VLLM + table(("flag", "values", "why"), _vllm_rows()))
+    parts.append(VLLM + table(("flag", "what it does", "values", "why, or what instead"), _vllm_rows()))
     columns = ("flag", "variable", "default", "what it does")
     parts.append(OPERATOR + table(columns, _rows(operator.Settings, operator.HELP)))
     parts.append(ACTIVATOR + table(columns, _rows(activator.ActivatorSettings, activator.HELP)))
@@ -78,15 +80,28 @@ def _serve_row(flag: Flag) -> tuple[str, str, str, str]:
     return ", ".join(map(code, names)), code(flag.variable), shown, flag.help + repeated
 
 
-def _vllm_rows() -> list[tuple[str, str, str]]:
-    rows = [(code(f"--{name}"), "on", why) for name, why in vllm_flags.ALWAYS.items()]
+def _vllm_rows() -> list[Row]:
+    """Every flag of vLLM's, what it comes to, the values that it may have, and why or what there is instead."""
+    by_name = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases, *flag.opposites)}
+    rows = [(code(f"--{name}"), "acts", *_acting(name, by_name[name])) for name in vllm_flags.ACTS]
+    rows += [(code(f"--{name}"), "is so", "on", why) for name, why in vllm_flags.ALWAYS.items()]
     rows += [
-        (code(f"--{name}"), ", ".join(code(value) or "empty" for value in allowed), why)
+        (code(f"--{name}"), "is so", ", ".join(code(value) or "empty" for value in allowed), why)
         for name, (allowed, why) in vllm_flags.ONE_VALUE.items()
     ]
-    rows += [(code(f"--{name}"), words, "how vLLM does its work") for name, (_, words) in vllm_flags.INNER.items()]
-    rows += [(code(f"--{name}"), "none", why) for name, why in vllm_flags.UNSUPPORTED.items()]
+    rows += [
+        (code(f"--{name}"), "ignored", each.values.words if each.values else "on, off", each.instead)
+        for name, each in vllm_ignored.IGNORED.items()
+    ]
+    rows += [(code(f"--{name}"), "refused", "", why) for name, why in vllm_refused.UNSUPPORTED.items()]
     return sorted(rows)
+
+
+def _acting(name: str, flag: Flag) -> tuple[str, str]:
+    values = "on, off" if flag.is_switch else code(flag.shown)
+    if name == flag.name:
+        return values, "as above"
+    return values, f"is {code('--' + ('no-' if name in flag.opposites else '') + flag.name)}"
 
 
 def _rows(settings: type[Settings], words: Mapping[str, str]) -> list[Row]:

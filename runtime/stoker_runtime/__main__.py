@@ -21,7 +21,7 @@ from stoker_runtime.fetch.by_name import located
 from stoker_runtime.process.exit_status import BAD_CONFIGURATION, run_until_exit
 from stoker_runtime.process.log import set_up
 from stoker_runtime.settings.flags import help_text
-from stoker_runtime.settings.parse import describe, parse
+from stoker_runtime.settings.parse import describe, read
 
 if TYPE_CHECKING:
     from stoker_runtime.engine.engine import AsyncEngine
@@ -35,12 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(help_text())
         return 0
     try:
-        config = parse(arguments, os.environ)
+        config, ignored = read(arguments, os.environ)
     except ConfigError as error:
         sys.stderr.write(f"stoker serve: {error.message}\n")
         return BAD_CONFIGURATION
     set_up(config.log_level, config.log_json)
-    logging.getLogger("stoker_runtime.serve").info("starting: %s", describe(config))
+    log = logging.getLogger("stoker_runtime.serve")
+    log.info("starting: %s", describe(config))
+    for line in ignored:
+        log.warning("%s", line)
     return run_until_exit(serve(config), "the server")
 
 

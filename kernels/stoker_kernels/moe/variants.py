@@ -22,22 +22,24 @@ from stoker_kernels.moe.tiles import (
     power_of_two,
 )
 
-# Experts, choices, renormalized, sigmoid with a bias, groups and best groups of published models, as in their configs.
+# Experts, choices, renormalized, scoring, groups and best groups of published models, as in their configs.
+SOFTMAX, SIGMOID, SPARSEMIXER = (triton_route.SCORINGS[name] for name in ("softmax", "sigmoid", "sparsemixer"))
 PUBLISHED = (
-    (128, 8, True, False, 1, 1),  # Qwen3-30B-A3B, -235B-A22B
-    (60, 4, False, False, 1, 1),  # Qwen1.5-MoE-A2.7B
-    (64, 8, False, False, 1, 1),  # Qwen2-57B-A14B, OLMoE
-    (8, 2, True, False, 1, 1),  # Mixtral
-    (32, 8, True, False, 1, 1),  # Granite 3 1B-A400M
-    (40, 8, True, False, 1, 1),  # Granite 3 3B-A800M
-    (32, 4, True, False, 1, 1),  # gpt-oss-20b
-    (128, 4, True, False, 1, 1),  # gpt-oss-120b
-    (128, 8, True, True, 1, 1),  # GLM-4.5-Air
-    (160, 8, True, True, 1, 1),  # GLM-4.5
-    (64, 6, False, False, 1, 1),  # DeepSeek-V2-Lite
-    (256, 8, True, True, 8, 4),  # DeepSeek-V3
-    (512, 10, True, False, 1, 1),  # Qwen3-Next-80B-A3B
-    (128, 6, True, True, 1, 1),  # Nemotron-3-Nano-30B-A3B
+    (128, 8, True, SOFTMAX, 1, 1),  # Qwen3-30B-A3B, -235B-A22B
+    (60, 4, False, SOFTMAX, 1, 1),  # Qwen1.5-MoE-A2.7B
+    (64, 8, False, SOFTMAX, 1, 1),  # Qwen2-57B-A14B, OLMoE
+    (8, 2, True, SOFTMAX, 1, 1),  # Mixtral
+    (32, 8, True, SOFTMAX, 1, 1),  # Granite 3 1B-A400M
+    (40, 8, True, SOFTMAX, 1, 1),  # Granite 3 3B-A800M
+    (32, 4, True, SOFTMAX, 1, 1),  # gpt-oss-20b
+    (128, 4, True, SOFTMAX, 1, 1),  # gpt-oss-120b
+    (128, 8, True, SIGMOID, 1, 1),  # GLM-4.5-Air
+    (160, 8, True, SIGMOID, 1, 1),  # GLM-4.5
+    (64, 6, False, SOFTMAX, 1, 1),  # DeepSeek-V2-Lite
+    (256, 8, True, SIGMOID, 8, 4),  # DeepSeek-V3
+    (512, 10, True, SOFTMAX, 1, 1),  # Qwen3-Next-80B-A3B
+    (128, 6, True, SIGMOID, 1, 1),  # Nemotron-3-Nano-30B-A3B
+    (16, 2, False, SPARSEMIXER, 1, 1),  # Phi-3.5-MoE
 )
 _TILE_CHOICES = {
     16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
@@ -66,7 +68,7 @@ TOGETHER = (1, 2, 4)
 
 def _register_routes() -> None:
     seen = set()
-    for experts, top_k, renormalize, sigmoid, groups, top_groups in PUBLISHED:
+    for experts, top_k, renormalize, scoring, groups, top_groups in PUBLISHED:
         width, choices = power_of_two(experts), power_of_two(top_k)
         ways = [(SOME_TOKENS, False, 1)]
         for tokens in ROUTE_TOKENS:
@@ -74,10 +76,10 @@ def _register_routes() -> None:
                 ways.append((tokens, True, most_in_one(tokens, top_k, experts)))
         for tokens, alone, tiles in ways:
             constants = {
-                "TOKENS": tokens, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": int(sigmoid),
-                "RENORMALIZE": renormalize, "GROUPS": groups, "TOP_GROUPS": top_groups, "TOP2": sigmoid and groups > 1,
-                "ALL": alone, "TILES": tiles,
-            } | ({} if sigmoid else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
+                "TOKENS": tokens, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": scoring,
+                "RENORMALIZE": renormalize, "GROUPS": groups, "TOP_GROUPS": top_groups,
+                "TOP2": scoring == SIGMOID and groups > 1, "ALL": alone, "TILES": tiles,
+            } | ({} if scoring == SIGMOID else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
             key = tuple(sorted((name, str(value)) for name, value in constants.items()))
             if key in seen:
                 continue

@@ -159,6 +159,11 @@ def padded_tiles(tiles: int) -> int:
     return max(MIN_PADDED_TILES, 1 << (tiles - 1).bit_length())
 
 
+def tiles_ahead(*, wide: bool) -> tuple[int, ...]:
+    """The padded numbers of tiles to compile for: of up to 262,144 tokens, and if `wide` of up to 524,288."""
+    return (MIN_PADDED_TILES, 2 * MIN_PADDED_TILES) if wide else (MIN_PADDED_TILES,)
+
+
 def _layout(slots: int, vocab: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
     tiles = -(-vocab // TILE)
     return {

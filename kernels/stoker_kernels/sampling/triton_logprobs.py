@@ -17,7 +17,7 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.sampling.state import TILE, padded_tiles
+from stoker_kernels.sampling.state import TILE, padded_tiles, tiles_ahead
 from stoker_kernels.sampling.triton_device import finite
 
 
@@ -134,7 +134,7 @@ def _register() -> None:
         register_aot(
             _combine_kernel,
             inputs | {"packed": f"*{FP32}", "top": I32},
-            [{"TILE": TILE, "TILES": padded_tiles(1)}],
+            [{"TILE": TILE, "TILES": tiles} for tiles in tiles_ahead(wide=dtype == BF16)],
             compact=dtype == BF16,
         )
 

@@ -29,6 +29,7 @@ from stoker_kernels.sampling.state import (
     Param,
     SamplingState,
     padded_tiles,
+    tiles_ahead,
 )
 from stoker_kernels.sampling.triton_device import ADJUSTMENT_TYPES, EXACT
 from stoker_kernels.sampling.triton_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
@@ -226,21 +227,21 @@ def _register() -> None:
             register_aot(
                 tile_mass_kernel,
                 inputs | {"tile_max": maxima["tile_max"]} | masses,
-                [fixed | {"TILES": padded_tiles(1)}],
+                [fixed | {"TILES": tiles} for tiles in tiles_ahead(wide=dtype == BF16)],
                 options=EXACT,
                 compact=compact and masked,
             )
             register_aot(
                 choose_kernel,
                 inputs | maxima | masses | candidates,
-                [fixed | {"TILES": padded_tiles(1), "CANDIDATES": CANDIDATES}],
+                [fixed | {"TILES": each, "CANDIDATES": CANDIDATES} for each in tiles_ahead(wide=dtype == BF16)],
                 options=EXACT | {"num_warps": _CHOOSE_WARPS},
                 compact=compact and masked,
             )
     register_aot(
         best_tile_kernel,
         maxima | {"out": f"*{I32}", "tiles": I32},
-        [{"TILES": padded_tiles(1)}],
+        [{"TILES": tiles} for tiles in tiles_ahead(wide=True)],
         options={"num_warps": 1},
     )
     applied = {name: kind for name, kind in ADJUSTMENT_TYPES.items() if name not in ("row_slots", "positions")}

@@ -22,6 +22,7 @@ from stoker_operator.spec.engine_table import (
     VLLM_ONE_WORD,
     VLLM_SWITCHES,
     VLLM_UNSUPPORTED,
+    VLLM_WORD,
     VLLM_WORDS,
     WORDS,
 )
@@ -69,15 +70,16 @@ def _words(name: str, ours: bool) -> int:
     """How many words after it belong to a flag at most."""
     if ours:
         return 0 if name in SWITCHES else 10**6 if name in WORDS or not name else 1
-    return 1 if name in VLLM_ONE_WORD else 10**6 if name in VLLM_WORDS else 0
+    return 1 if name in VLLM_ONE_WORD or name in VLLM_WORD else 10**6 if name in VLLM_WORDS else 0
 
 
 def _find(spelled: str) -> tuple[str, bool]:
     """(name, whether it is a setting of the engine's); ("", True) for one that it does not know."""
     name = spelled.lstrip("-").replace("_", "-")
-    whole = name in VLLM_SWITCHES or name in VLLM_UNSUPPORTED
-    plain = name if whole else name.removeprefix("no-")
-    if plain in VLLM_UNSUPPORTED or plain in VLLM_SWITCHES or plain in VLLM_ONE_WORD or plain in VLLM_WORDS:
+    plain = name.removeprefix("no-")
+    if any(name in names for names in (VLLM_UNSUPPORTED, VLLM_SWITCHES, VLLM_ONE_WORD, VLLM_WORD, VLLM_WORDS)):
+        return name, False
+    if plain in VLLM_UNSUPPORTED or plain in VLLM_SWITCHES:
         return plain, False
     name = ALIASES.get(name, name)
     if name in SETTINGS:
@@ -93,11 +95,13 @@ def variable(name: str) -> str:
 
 
 VARIABLES = {variable(name): name for name in SETTINGS}
+VLLM_VARIABLES = frozenset(map(variable, (*VLLM_SWITCHES, *VLLM_ONE_WORD, *VLLM_WORD, *VLLM_WORDS)))
 
 
 def is_unknown_variable(name: str) -> bool:
     """Whether the engine would refuse to start for a variable of this name."""
-    return name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(OTHER_VARIABLES)
+    known = name in VARIABLES or name in VLLM_VARIABLES or name.startswith(OTHER_VARIABLES)
+    return name.startswith(PREFIX) and not known
 
 
 def nearest(spelled: str, known: Iterable[str]) -> str:

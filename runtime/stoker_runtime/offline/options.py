@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings import vllm_flags, vllm_ignored, vllm_refused
+from stoker_runtime.settings.flags import spell
 from stoker_runtime.settings.values import BadValue, switch
+
+log = logging.getLogger(__name__)
 
 RENAMED = {
     "block_size": "page_size",
@@ -25,15 +29,8 @@ RENAMED = {
 }
 ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
-    "trust_remote_code": (False, True),
-    "disable_log_stats": (False, True),
-    "enable_chunked_prefill": (None, True),
-    "tokenizer_mode": ("auto",),
-    "load_format": ("auto",),
     "skip_tokenizer_init": (False,),
-    "cpu_offload_gb": (0,),
     "disable_sliding_window": (False,),
-    "logprobs_mode": ("raw_logprobs",),
     "tokenizer_revision": (None, "main"),
     "kv_events_config": (None,),
     "kv_transfer_config": (None,),
@@ -42,20 +39,9 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "download_dir": (None,),
     "chat_template": (None,),
 }
-"""What asks for nothing: a model's own code is never run, prefill is always chunked, and so on."""
-INNER = {name.replace("-", "_") for name in vllm_flags.INNER} | {
-    "allowed_local_media_path",
-    "async_scheduling",
-    "disable_async_output_proc",
-    "disable_cascade_attn",
-    "disable_mm_preprocessor_cache",
-    "num_scheduler_steps",
-    "preemption_mode",
-    "served_model_name",
-    "use_v2_block_manager",
-    "worker_cls",
-}
-"""How vLLM is to do its work, or how to read media: what comes out does not depend on it, so any value is taken."""
+"""What asks for nothing, where vLLM's flag of that name is refused whatever its value, or is none."""
+ANY_VALUE = ("served_model_name",)
+"""Of a server alone."""
 MAX_LOGPROBS = 20
 TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embedding", "score", "pooling"), "pooling")
 
@@ -81,17 +67,30 @@ def engine_options(options: Mapping[str, Any], environment: Mapping[str, str] | 
         elif given in ONE_VALUE:
             if not any(value == allowed and type(value) is type(allowed) for allowed in ONE_VALUE[given]):
                 # A token is among these: no value is quoted where there is another way to give it.
-                why = vllm_flags.UNSUPPORTED.get(given.replace("_", "-"))
+                why = vllm_refused.UNSUPPORTED.get(given.replace("_", "-"))
                 said = f"LLM does not support {given}" + (f": {why}." if why else f"={value!r}; leave it out.")
                 raise ConfigError(said, param=given)
         elif given == "max_logprobs":
             if not 0 <= value <= MAX_LOGPROBS:
                 raise ConfigError(f"max_logprobs must be between 0 and {MAX_LOGPROBS}; got {value}.", param=given)
-        elif given not in INNER:
-            near = difflib.get_close_matches(given, [*known, *RENAMED, *ONE_VALUE, *INNER], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"LLM has no option {given!r}{hint}", param=given)
+        elif given not in ANY_VALUE and value is not None:
+            _accept(given, value, [*known, *RENAMED, *ONE_VALUE])
     return found
+
+
+def _accept(given: str, value: Any, known: Sequence[str]) -> None:
+    """Check an option that is no field of EngineConfig as the flag of its name, and log what is ignored."""
+    name, is_off = vllm_flags.find(given)
+    if not name or is_off:
+        theirs = (*vllm_ignored.IGNORED, *vllm_flags.ONE_VALUE, *vllm_flags.ALWAYS)
+        near = difflib.get_close_matches(given, [*known, *(each.replace("-", "_") for each in theirs)], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(f"LLM has no option {given!r}{hint}", param=given)
+    if name in vllm_refused.UNSUPPORTED:
+        raise ConfigError(f"LLM does not support {given}: {vllm_refused.UNSUPPORTED[name]}.", param=given)
+    values = [spell(each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    if line := vllm_flags.accept(given, name, values):
+        log.warning("%s", line)
 
 
 def _ours(name: str, value: Any) -> Any:

@@ -15,6 +15,11 @@ from stoker_runtime.settings.values import switch
 PREFIX = "STOKER_"
 
 
+def variable(name: str) -> str:
+    """The environment variable of the flag `--name`."""
+    return PREFIX + name.replace("-", "_").upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One setting. `field` is where it goes: a field of EngineConfig, else of ServerConfig; "" for what is read here.
@@ -38,7 +43,7 @@ class Flag:
     @property
     def variable(self) -> str:
         """The environment variable of the same setting."""
-        return PREFIX + self.name.replace("-", "_").upper()
+        return variable(self.name)
 
     @property
     def is_switch(self) -> bool:

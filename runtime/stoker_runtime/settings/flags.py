@@ -269,6 +269,7 @@ FLAGS: tuple[Flag, ...] = (
         SCHEDULING,
         "verify drafts: JSON, its method ngram, suffix, draft_model, eagle3 or mtp",
         "JSON",
+        aliases=("sc",),
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
     Flag(

@@ -21,8 +21,8 @@ from stoker_runtime.api.http.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.nodes import SECRET_VARIABLE
-from stoker_runtime.settings import vllm_flags
-from stoker_runtime.settings.flag import PREFIX, Flag
+from stoker_runtime.settings import vllm_flags, vllm_ignored
+from stoker_runtime.settings.flag import PREFIX, Flag, variable
 from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, spell
 from stoker_runtime.settings.values import BadValue, pair
 
@@ -38,12 +38,23 @@ _SERVICE_LINK = re.compile(r"STOKER_(.+_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|U
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
-    """The configuration. Raises ConfigError naming the flag, variable or key at fault."""
-    given = _from_arguments(arguments)
-    variables = _from_environment(environment)
+    """The configuration; what was ignored is logged. Raises ConfigError naming the flag, variable or key at fault."""
+    config, ignored = read(arguments, environment)
+    for line in ignored:
+        log.warning("%s", line)
+    return config
+
+
+def read(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, list[str]]:
+    """The configuration, and a line for each flag of vLLM's that was ignored. Raises ConfigError as parse does."""
+    from_variables: dict[str, str] = {}
+    from_arguments: dict[str, str] = {}
+    ignored: dict[str, str] = {}
+    given = _from_arguments(arguments, from_arguments)
+    variables = _from_environment(environment, from_variables)
     path = _last(given, "config") or _last(variables, "config")
-    settings = (_from_file(Path(path)) if path else {}) | variables | given
-    return build(settings)
+    settings = (_from_file(Path(path), ignored) if path else {}) | variables | given
+    return build(settings), list((ignored | from_variables | from_arguments).values())
 
 
 def build(settings: Mapping[str, Any]) -> ServerConfig:
@@ -86,10 +97,12 @@ def describe(config: ServerConfig) -> str:
     return " ".join(parts)
 
 
-def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    """Settings from the command line: `--flag value`, `--flag=value`, `--no-switch`, and the model by itself."""
+def _from_arguments(arguments: Sequence[str], ignored: dict[str, str]) -> dict[str, Any]:
+    """Settings from the command line: `--flag value`, `--flag=value`, `--no-switch`, and the model by itself.
+
+    What is said of flags of vLLM's that are ignored goes into `ignored` by their names; likewise below.
+    """
     found: dict[str, Any] = {}
-    ignored: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -99,7 +112,10 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             found["model"] = argument
             continue
         spelled, equals, value = argument.partition("=")
-        if _is_vllms(spelled, value if equals else None, rest, ignored):
+        theirs, is_off = vllm_flags.find(spelled)
+        if theirs:
+            words = [value] if equals else vllm_flags.take_words(theirs, rest)
+            _accept(theirs, spelled, words, ignored, negated=is_off)
             continue
         flag, negated = _find_flag(spelled)
         if flag.is_switch and not equals:
@@ -112,8 +128,6 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         found[flag.name] = [*found.get(flag.name, []), *converted] if flag.many else converted[0]
         if negated:
             raise ConfigError(f"{spelled} takes no value.", param=flag.name)
-    if ignored:
-        log.warning("ignored, because they say how vLLM does its work: %s", ", ".join(ignored))
     return found
 
 
@@ -136,22 +150,12 @@ def _split(flag: Flag, values: Sequence[str]) -> Sequence[str]:
     return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else values
 
 
-def _is_vllms(spelled: str, value: str | None, rest: list[str], ignored: list[str]) -> bool:
-    """Whether this is a flag of vLLM alone that asks for nothing; its value is taken from `rest`.
-
-    One that says how vLLM is to do its work is added to `ignored`.
-    """
-    name = spelled.lstrip("-").replace("_", "-")
-    plain = name if name in vllm_flags.UNSUPPORTED or name in vllm_flags.ALWAYS else name.removeprefix("no-")
-    if plain in vllm_flags.ONE_VALUE and value is None and rest:
-        value = rest.pop(0)
-    if plain in vllm_flags.INNER:
-        values = [value] if value is not None else []
-        while value is None and rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
-        vllm_flags.check_inner(spelled, plain, values)
-        ignored.append(f"--{plain}")
-    return vllm_flags.accept(spelled, plain, negated=plain != name, value=value)
+def _accept(
+    name: str, spelled: str, values: Sequence[str], ignored: dict[str, str], *, negated: bool = False
+) -> None:
+    """Check a flag of vLLM's that is no setting here, and note what is to be said of it."""
+    if line := vllm_flags.accept(spelled, name, values, negated=negated):
+        ignored[name] = line
 
 
 def _find_flag(spelled: str) -> tuple[Flag, bool]:
@@ -165,10 +169,13 @@ def _find_flag(spelled: str) -> tuple[Flag, bool]:
     plain = name.removeprefix("no-")
     if plain != name and plain in BY_NAME and BY_NAME[plain].is_switch:
         return BY_NAME[plain], True
-    raise _unknown("flag", spelled, [f"--{known}" for known in BY_NAME], f"--{name}")
+    if instead := vllm_flags.hint(spelled, [flag.name for flag in FLAGS if flag.shown == "JSON"]):
+        raise ConfigError(f"Unknown flag {spelled}{instead}.", param=spelled)
+    theirs = (*vllm_ignored.IGNORED, *vllm_flags.ONE_VALUE, *vllm_flags.ALWAYS)
+    raise _unknown("flag", spelled, [f"--{known}" for known in (*BY_NAME, *ALIASES, *OPPOSITES, *theirs)], f"--{name}")
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str], ignored: dict[str, str]) -> dict[str, Any]:
     """Settings from `STOKER_*` variables; the service links of Kubernetes are none."""
     variables = {flag.variable: flag for flag in FLAGS}
     found: dict[str, Any] = {}
@@ -180,6 +187,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         if name == SECRET_VARIABLE:
             continue  # read where nodes meet, and never a part of what is logged
+        theirs, _ = vllm_flags.find(name.removeprefix(PREFIX).lower())
+        if theirs and variable(theirs) == name:
+            _accept(theirs, name, [value], ignored)
+            continue
         if name not in variables:
             raise _unknown("environment variable", name, variables, name)
         flag = variables[name]
@@ -197,11 +208,15 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, ignored: dict[str, str]) -> dict[str, Any]:
     """Settings from a TOML or YAML file, by the flags' names with dashes or underscores."""
     found: dict[str, Any] = {}
     for key, value in _read_file(path).items():
         name = str(key).replace("_", "-")
+        if name == vllm_flags.find(name)[0]:
+            words = [spell(each) for each in (value if isinstance(value, list) else [value])]
+            _accept(name, f"{key} in {path}", words, ignored)
+            continue
         if name not in BY_NAME or name == "config":
             raise _unknown(f"key in {path}", str(key), BY_NAME, name)
         flag = BY_NAME[name]

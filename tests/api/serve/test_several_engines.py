@@ -15,6 +15,8 @@ import pytest
 from openai import OpenAI
 from tests.runtime.ranks.server import Server
 
+from stoker_runtime.process.stat import processor_seconds
+
 PATIENCE = 150.0
 ENGINES, PROCESSES = 2, 2
 
@@ -22,7 +24,7 @@ ENGINES, PROCESSES = 2, 2
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Server, str]]:
     server = Server(
-        "shape:tiny", "--device", "cpu", "--cpu-threads", "1", "--data-parallel-size", str(ENGINES),
+        "shape:tiny", "--device", "cpu", "--cpu-threads", "2", "--data-parallel-size", str(ENGINES),
         "--api-server-count", str(PROCESSES), "--max-num-seqs", "4", "--max-model-len", "512",
     )  # fmt: skip
     try:
@@ -68,11 +70,37 @@ def test_requests_go_to_all_engines_and_answers_are_one_engine_s(server: tuple[S
     assert min(grown) > 0
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that come of it."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    return [pid, *(each for child in children for each in family(child))]
+
+
+def computed(pids: list[int]) -> list[float]:
+    """Processor time of each, in seconds."""
+    found = [processor_seconds(pid) for pid in pids]
+    assert None not in found, "one has ended"
+    return [each for each in found if each is not None]
+
+
+def test_idle_processes_leave_the_processor_alone(server: tuple[Server, str]) -> None:
+    """After work, no thread of an engine or a server spins, or wakes often: of two seconds each has a few percent."""
+    process, _ = server
+    pids = family(process.pid)
+    assert len(pids) >= 1 + ENGINES + PROCESSES
+    time.sleep(0.3)
+    before = computed(pids)
+    time.sleep(2.0)
+    used = {pid: now - then for pid, now, then in zip(pids, computed(pids), before, strict=True)}
+    assert max(used.values()) < 0.1, used
+    assert sum(used.values()) < 0.2, used
+
+
 def test_a_dead_engine_ends_the_server_and_says_which(server: tuple[Server, str]) -> None:
     process, _ = server
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    children = [int(each) for task in tasks for each in (task / "children").read_text().split()]
-    engines = [pid for pid in children if "stoker_runtime.engine.core" in Path(f"/proc/{pid}/cmdline").read_text()]
+    core = "stoker_runtime.engine.core"
+    engines = [pid for pid in family(process.pid) if core in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(engines) == ENGINES
     os.kill(engines[1], signal.SIGKILL)
     assert process.exit_status(PATIENCE) == 1

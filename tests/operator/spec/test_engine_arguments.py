@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker_operator.spec import engine_arguments, engine_table
-from stoker_operator.spec.engine_arguments import VARIABLES, is_unknown_variable, read
+from stoker_operator.spec.engine_arguments import VARIABLES, VLLM_VARIABLES, is_unknown_variable, read
 from stoker_operator.spec.engine_guard import FLAG_PATTERN, PROTECTED, VARIABLE_PATTERN
 from stoker_operator.spec.service import SpecError, parse
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.settings import parse as engine
-from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings import vllm_flags, vllm_refused
 from stoker_runtime.settings.flags import ALIASES, FLAGS, OPPOSITES
 
 TABLE = Path(engine_table.__file__)
@@ -49,16 +50,19 @@ def engines_table() -> str:
         ("ALIASES", texts, pairs(ALIASES)),
         ("OPPOSITES", texts, pairs(OPPOSITES)),
         ("OTHER_VARIABLES", prefixes, quoted(engine.OTHER_VARIABLES)),
-        ("VLLM_UNSUPPORTED", names, quoted(vllm_flags.UNSUPPORTED)),
-        ("VLLM_SWITCHES", names, quoted(vllm_flags.ALWAYS)),
+        ("VLLM_UNSUPPORTED", names, quoted(vllm_refused.UNSUPPORTED)),
+        ("VLLM_SWITCHES", names, quoted(vllm_flags.SWITCHES)),
         ("VLLM_ONE_WORD", names, quoted(vllm_flags.ONE_VALUE)),
-        ("VLLM_WORDS", names, quoted(vllm_flags.INNER)),
+        ("VLLM_WORD", names, quoted(vllm_flags.WORD)),
+        ("VLLM_WORDS", names, quoted(vllm_flags.WORDS)),
     ]
     head = TABLE.read_text().partition('\n"""\n')[0] + '\n"""\n\nfrom __future__ import annotations\n\n'
     blocks = []
     for name, kind, entries in parts:
         opening, closing = kind.split("|")
-        listed = "".join(f"    {entry},\n" for entry in entries)
+        # vLLM's many flags share lines.
+        lines = textwrap.wrap(", ".join(entries), 114, break_on_hyphens=False) if name[:4] == "VLLM" else entries
+        listed = "".join(f"    {line.removesuffix(',')},\n" for line in lines)
         blocks.append(f"{name}: {opening}\n{listed}{closing}\n")
     return head + "\n".join(blocks)
 
@@ -73,7 +77,7 @@ def test_the_table_is_the_engines() -> None:
 def policys_names() -> str:
     """charts/stoker/files/engine-flags.yaml: the names by which the chart's admission policy goes."""
     listed = {*engine_table.SETTINGS, *ALIASES, *OPPOSITES, *engine_table.VLLM_UNSUPPORTED, *engine_table.VLLM_SWITCHES}
-    listed |= {*engine_table.VLLM_ONE_WORD, *engine_table.VLLM_WORDS}
+    listed |= {*engine_table.VLLM_ONE_WORD, *engine_table.VLLM_WORD, *engine_table.VLLM_WORDS}
     every = sorted(listed | {f"no-{name}" for name in listed})
     found = {name: engine_arguments._find(f"--{name}")[0] for name in every}
     unsupported = [name for name in every if found[name] in engine_table.VLLM_UNSUPPORTED]
@@ -81,7 +85,7 @@ def policys_names() -> str:
         "flags": [name for name in every if found[name] and name not in unsupported],
         "unsupported": unsupported,
         "takeAnyWord": [name for name in every if found[name] in engine_table.VLLM_ONE_WORD],
-        "variables": sorted(VARIABLES),
+        "variables": sorted({*VARIABLES, *VLLM_VARIABLES}),
         "otherVariables": sorted(engine_table.OTHER_VARIABLES),
     }
     head = "# Written by tests/operator/spec/test_engine_arguments.py from the engine's own table.\n"
@@ -99,20 +103,20 @@ def test_the_charts_policy_has_the_same_names() -> None:
 def refused_by_the_engine(arguments: list[str]) -> str | None:
     """The setting at fault, or None where the engine takes them all."""
     try:
-        engine._from_arguments(arguments)
+        engine._from_arguments(arguments, {})
     except ConfigError as error:
         return error.param
     return None
 
 
-KNOWN = [flag.name for flag in FLAGS] + [*ALIASES, *OPPOSITES, *vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE]
+KNOWN = [flag.name for flag in FLAGS] + [*ALIASES, *OPPOSITES, *vllm_flags.SWITCHES, *vllm_flags.ONE_VALUE]
 WORDS = st.sampled_from(["0", "1", "auto", "x", "-", "-x", "-port", "true", "/a b", "--", "fp8", "=", "é"])
 
 
 @st.composite
 def spelled(draw: st.DrawFn) -> list[str]:
     """A flag as a person or a script might spell it, with words that may or may not be its own."""
-    name = draw(st.sampled_from([*KNOWN, *vllm_flags.INNER, "no-such-flag", "prot"]))
+    name = draw(st.sampled_from([*KNOWN, *vllm_flags.WORD, *vllm_flags.WORDS, "no-such-flag", "prot"]))
     name = "".join(draw(st.sampled_from("-_")) if letter == "-" else letter for letter in name)
     name = draw(st.sampled_from(["", "", "no-", "no_"])) + name
     dashes = draw(st.sampled_from(["-", "--", "--", "---", "-_"])).replace("_", "-")
@@ -136,7 +140,7 @@ def test_the_same_settings_come_out_of_the_same_words(arguments: list[str]) -> N
     spoken, convert = [], engine._convert
     engine._convert = lambda flag, said, value: spoken.append(flag.name) or value  # type: ignore[assignment,func-returns-value]
     try:
-        found = engine._from_arguments(arguments)
+        found = engine._from_arguments(arguments, {})
     except ConfigError:
         found = None
     finally:

@@ -1,7 +1,9 @@
-"""Configurations of published models, as their config.json say them: what a server is asked to serve.
+"""Configurations of published models of every architecture that is served, with the sizes of their config.json.
 
-They are the question that `test_start_compiles_nothing` puts to what is compiled ahead; nothing that is compiled was
-chosen by looking here. Layers are left out: every layer launches the same kernels.
+They are the question that `test_start_compiles_nothing` puts to what is compiled ahead, and those of AT_NEED to what
+is compiled at the start. Attention and products are compiled by rules that know no model; the experts' routes are
+compiled for numbers of experts, of which `moe/variants.py` has a list of its own. Numbers of layers are left out, and
+patterns of layers shortened: two layers launch every kernel of their kinds.
 Knows nothing of kernels.
 """
 
@@ -63,6 +65,44 @@ _FAMILIES: dict[str, dict[str, Any]] = {
                   "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 512,
                   "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True},
+    "gptoss": {"architectures": ["GptOssForCausalLM"], "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128,
+               "rope_theta": 150000.0, "swiglu_limit": 7.0},
+    # One dense layer, then mixtures; of GLM-4.5 three.
+    "glm4moe": {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 128, "partial_rotary_factor": 0.5,
+                "attention_bias": True, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "granitemoe": {"architectures": ["GraniteMoeForCausalLM"], "num_experts_per_tok": 8, "embedding_multiplier": 12.0,
+                   "residual_multiplier": 0.22, "attention_multiplier": 0.015625, "logits_scaling": 6.0,
+                   "tie_word_embeddings": True},
+    "phimoe": {"architectures": ["PhimoeForCausalLM"], "num_local_experts": 16, "num_experts_per_tok": 2,
+               "attention_bias": True, "lm_head_bias": True, "sliding_window": 131072},
+    "olmoe": {"architectures": ["OlmoeForCausalLM"], "num_experts": 64, "num_experts_per_tok": 8},
+    "olmo3": {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 4096, "rope_theta": 5e5},
+    "arcee": {"architectures": ["ArceeForCausalLM"], "head_dim": 128, "hidden_act": "relu2"},
+    "baichuan7b": {"architectures": ["BaiChuanForCausalLM"], "max_position_embeddings": 4096},
+    "ernie": {"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "rope_theta": 5e5,
+              "tie_word_embeddings": True},
+    "exaone": {"architectures": ["ExaoneForCausalLM"], "num_layers": 2, "layer_norm_epsilon": 1e-5,
+               "activation_function": "silu", "rope_theta": 1e6},
+    "glm": {"architectures": ["GlmForCausalLM"], "head_dim": 128, "attention_bias": True,
+            "partial_rotary_factor": 0.5},
+    "helium": {"architectures": ["HeliumForCausalLM"], "head_dim": 128, "rope_theta": 1e5},
+    "internlm2": {"architectures": ["InternLM2ForCausalLM"], "bias": False, "rope_theta": 1e6},
+    "internlm3": {"architectures": ["InternLM3ForCausalLM"], "head_dim": 128, "bias": False, "qkv_bias": False,
+                  "rope_theta": 5e7},
+    "minicpm": {"architectures": ["MiniCPMForCausalLM"], "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    "seedoss": {"architectures": ["SeedOssForCausalLM"], "head_dim": 128, "attention_bias": True, "rope_theta": 1e7},
+    "gemma3-sees": {"architectures": ["Gemma3ForConditionalGeneration"],
+                    "text_config": {"head_dim": 256, "sliding_window": 1024, "sliding_window_pattern": 2}},
+    "qwen2vl": {"architectures": ["Qwen2VLForConditionalGeneration"], "rope_theta": 1e6,
+                "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+    "qwen25vl": {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "rope_theta": 1e6,
+                 "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+    "qwen3vl": {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": {
+        "head_dim": 128, "rope_theta": 5e6,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]}}},
+    "qwen3vlmoe": {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": {
+        "head_dim": 128, "rope_theta": 5e6, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]}}},
 }  # fmt: skip
 _COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
 
@@ -151,11 +191,45 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Nemotron-3-Nano-30B-A3B": ("nemotronh-moe", (2688, 32, 2, 1856, 131072), {"mamba_num_heads": 64}),
     "Qwen3-Next-80B-A3B": ("qwen3next", (2048, 16, 2, 5120, 151936), {}),
     "Falcon-40B": ("falcon", (8192, 128, 8, 32768, 65024), {"num_kv_heads": 8}),
+    "gpt-oss-20b": ("gptoss", (2880, 64, 8, 2880, 201088), {"num_local_experts": 32}),
+    "gpt-oss-120b": ("gptoss", (2880, 64, 8, 2880, 201088), {"num_local_experts": 128}),
+    "GLM-4.5-Air": ("glm4moe", (4096, 96, 8, 10944, 151552), {"n_routed_experts": 128, "moe_intermediate_size": 1408}),
+    "GLM-4.5": ("glm4moe", (5120, 96, 8, 12288, 151552), {
+        "n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3, "use_qk_norm": True,
+        "routed_scaling_factor": 2.5}),
+    "Granite-3.1-1B-A400M": ("granitemoe", (1024, 16, 8, 512, 49155), {"num_local_experts": 32}),
+    "Granite-3.1-3B-A800M": ("granitemoe", (1536, 24, 8, 512, 49155), {"num_local_experts": 40}),
+    "Phi-3.5-MoE": ("phimoe", (4096, 32, 8, 6400, 32064), {}),
+    "OLMoE-1B-7B": ("olmoe", (2048, 16, 16, 1024, 50304), {}),
+    "OLMo-3-7B": ("olmo3", (4096, 32, 32, 11008, 100278), {}),
+    "AFM-4.5B": ("arcee", (2560, 20, 4, 18432, 128004), {}),
+    "Baichuan-7B": ("baichuan7b", (4096, 32, 32, 11008, 64000), {}),
+    "ERNIE-4.5-0.3B": ("ernie", (1024, 16, 2, 3072, 103424), {}),
+    "EXAONE-3.5-2.4B": ("exaone", (2560, 32, 8, 7168, 102400), {"tie_word_embeddings": True}),
+    "GLM-4-9B-2024": ("glm", (4096, 32, 2, 13696, 151552), {}),
+    "Helium-1-preview-2B": ("helium", (2560, 20, 20, 7040, 48000), {}),
+    "InternLM-2.5-7B": ("internlm2", (4096, 32, 8, 14336, 92544), {}),
+    "InternLM-3-8B": ("internlm3", (4096, 32, 2, 10240, 128512), {}),
+    "MiniCPM-2B": ("minicpm", (2304, 36, 36, 5760, 122753), {}),
+    "Seed-OSS-36B": ("seedoss", (5120, 80, 8, 27648, 155136), {}),
+    "Gemma-3-4B": ("gemma3-sees", (2560, 8, 4, 10240, 262208), {}),
+    "Qwen2-VL-2B": ("qwen2vl", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),
+    "Qwen2.5-VL-7B": ("qwen25vl", (3584, 28, 4, 18944, 152064), {}),
+    "Qwen3-VL-4B": ("qwen3vl", (2560, 32, 8, 9728, 151936), {"tie_word_embeddings": True}),
+    "Qwen3-VL-30B-A3B": ("qwen3vlmoe", (2048, 32, 4, 6144, 151936), {}),
 }
 
-PUBLISHED: dict[str, dict[str, Any]] = {
-    name: {**_COMMON, **_FAMILIES[family], **dict(zip(_SIZES, sizes, strict=True)), **more}
-    for name, (family, sizes, more) in (_MODELS | _OTHERS).items()
-}
+
+
+def _config(family: str, sizes: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """A config.json; of a model that sees, the text's settings stand in an object of their own."""
+    told = {**_FAMILIES[family], **more}
+    text = {**_COMMON, **dict(zip(_SIZES, sizes, strict=True))}
+    return {**told, "text_config": text | told["text_config"]} if "text_config" in told else text | told
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {name: _config(*model) for name, model in (_MODELS | _OTHERS).items()}
 """Name → a config.json without its number of layers."""
 OTHERS = tuple(_OTHERS)
+AT_NEED = ("gpt-oss-20b", "gpt-oss-120b")
+"""Attention with sinks is compiled when a model that has it starts."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flags import FLAGS, help_text
 from stoker_runtime.settings.parse import describe, parse
 
@@ -237,7 +236,7 @@ def test_the_host_pool_is_sized_one_way() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--num-speculative-tokens 3", "it is a field of --speculative-config"),
+        ("--num-speculative-tokens 3", "it is a key of --speculative-config"),
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--load-format=gguf", "can only be auto"),
         ("--uvicorn_log_level info", "use --log-level"),
@@ -256,35 +255,6 @@ def test_what_only_vllms_inside_knows_is_taken() -> None:
     )
     assert (config.engine.dtype, config.engine.kv_cache_dtype, config.generation_config) == ("float16", "fp8", "none")
     assert parse(["m", "--num-gpu-blocks-override", "5"], {}).engine.num_gpu_blocks == 5
-
-
-def test_what_only_vllms_inside_knows_is_read_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    given = ["--cudagraph-capture-sizes", "[3, 17]", "--no-enforce-eager", "--limit_mm_per_prompt", "video=2,image=0"]
-    parse(["m", *given, "--structured-outputs-config={}", "--attention-backend", "FLASHINFER"], {})
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line.endswith(
-        "--cudagraph-capture-sizes, --limit-mm-per-prompt, --structured-outputs-config, --attention-backend"
-    )
-    caplog.clear()
-    parse(["m", "--max-num-seqs", "5"], {})
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("name", sorted(vllm_flags.INNER))
-@pytest.mark.parametrize("value", ["-7;", "[1, {}]", '{"a": '])
-def test_what_vllm_would_not_take_is_refused(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{name} is ") as wrong:
-        parse(["m", f"--{name}={value}"], {})
-    assert wrong.value.param == name
-    with pytest.raises(ConfigError, match="needs a value"):
-        parse(["m", f"--{name}"], {})
-
-
-def test_no_flag_is_both_ours_and_not_ours() -> None:
-    ours = {flag.name for flag in FLAGS} | {name for flag in FLAGS for name in (*flag.aliases, *flag.opposites)}
-    theirs = [*vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE, *vllm_flags.INNER, *vllm_flags.UNSUPPORTED]
-    assert len(set(theirs)) == len(theirs)
-    assert not ours & set(theirs)
 
 
 @pytest.mark.parametrize(
