@@ -35,7 +35,7 @@ from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.block_plan import MADE
+from stoker_runtime.weights.block_formats import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
     ENCODINGS,
