@@ -40,6 +40,12 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 SALAMANDRA_7B = config("Llama", (4096, 32, 8, 11008, 256_000, 32))
 # With an odd vocabulary, and nobody's.
 TIED = config("Llama", (3840, 30, 6, 10_240, 49_157, 22), tie_word_embeddings=True, head_dim=128)
+# Nobody's: each rank has what makes latents whole, a fourteenth of a layer, and a part of the rest.
+LATENTS = config(
+    "DeepseekV2", (2048, 16, 16, 8192, 51_200, 12), kv_lora_rank=512, qk_nope_head_dim=64, qk_rope_head_dim=64,
+    v_head_dim=64, q_lora_rank=1536, first_k_dense_replace=12, n_routed_experts=8, moe_intermediate_size=256,
+    num_experts_per_tok=2,
+)  # fmt: skip
 MIXTRAL_8X22B = config("Mixtral", (6144, 48, 8, 16384, 32768, 56), num_local_experts=8, num_experts_per_tok=2)
 GPT_OSS_120B = config(
     "GptOss", (2880, 64, 8, 2880, 201_088, 36), head_dim=64, num_local_experts=128, num_experts_per_tok=4,

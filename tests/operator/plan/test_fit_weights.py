@@ -15,6 +15,7 @@ import pytest
 from tests.operator.plan.checkpoints import (
     BLOCKS,
     GPT_OSS_120B,
+    LATENTS,
     METHODS,
     MIXTRAL_8X22B,
     SALAMANDRA_7B,
@@ -188,7 +189,7 @@ def test_mixtures_take_what_the_engine_takes(
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(4, 1), (8, 1), (1, 2), (1, 3), (2, 5)])
-@pytest.mark.parametrize("model", [SALAMANDRA_7B, MIXTRAL_8X22B], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [SALAMANDRA_7B, MIXTRAL_8X22B, LATENTS], ids=["dense", "mixture", "latents"])
 def test_a_rank_takes_what_the_engine_gives_it(
     model: Config, tensor: int, pipeline: int, service: Build, tmp_path: Path
 ) -> None:
