@@ -33,6 +33,7 @@ from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService, model_status, parse
+from stoker_operator.spec.weights import told_weights, weights_status
 from stoker_operator.status import status
 
 Object = dict[str, Any]
@@ -150,6 +151,12 @@ class World:
         self.port = 0
         self.beside = Beside()
         self.record("new", 1, served=True)
+
+    def weights(self, size: int) -> World:
+        """The model was reported to have so many bytes, of files and of weights."""
+        told = {"bytes": size, "shape": {"weights": weights_status(told_weights(size, ["auto"]))}}
+        self.service = replace(self.service, status={"model": self.service.status["model"] | told})
+        return self
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
         labels = {"pod-template-hash": template, "app.kubernetes.io/component": "engine"}

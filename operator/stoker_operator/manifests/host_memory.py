@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from stoker_operator.manifests.adapters import adapter_room
+from stoker_operator.manifests.weight_memory import host_weights
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB, quantity
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -31,8 +32,9 @@ _ADAPTER_BYTES, _CPU_ADAPTER_BYTES = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them; `adapters`: the
-    host's copies of them; `limit`: resources.memory, 0 = unset.
+    """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them, of which `doubt`
+    may not be needed; `adapters`: the host's copies of them; `limit`: resources.memory, 0 = unset. `unknown`: why
+    `weights` are those of the files, whatever they become.
     """
 
     engine: float
@@ -41,11 +43,18 @@ class HostMemory:
     weights: float
     limit: float
     adapters: float = 0.0
+    doubt: float = 0.0
+    unknown: str = ""
 
     @property
     def required(self) -> float:
         """All of it together."""
         return self.engine + self.shm + self.weights + self.pool + self.adapters
+
+    @property
+    def least(self) -> float:
+        """The same of a processor on which weights take the least."""
+        return self.required - self.doubt
 
     @property
     def request(self) -> str:
@@ -67,13 +76,19 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
     if not pool:
         return None
     limit, engines = service.resources.memory, service.parallelism.data
+    here = 0.0 if service.resources.on_gpu else engines / service.resources.nodes / GIB
+    weights = host_weights(service, model)
+    # A pod has to ask for something: as much as the files have.
+    most = model.bytes if weights.unknown else weights.most
     return HostMemory(
         engine=ENGINE_GIB * service.pod_ranks,
         pool=pool / GIB,
         shm=float(quantity(service.runtime.shm_size)) / GIB,
-        weights=0.0 if service.resources.on_gpu else model.bytes * engines / service.resources.nodes / GIB,
+        weights=most * here,
+        doubt=(most - weights.least) * here,
         limit=float(quantity(limit)) / GIB if limit else 0.0,
         adapters=_adapter_bytes(service, model) / GIB,
+        unknown="" if service.resources.on_gpu else weights.unknown,
     )
 
 

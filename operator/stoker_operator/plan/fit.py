@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from stoker_operator.manifests import adapter_room
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
+from stoker_operator.manifests.weight_memory import gpu_weights
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
@@ -31,10 +32,6 @@ LARGE_SEQUENCES, SEQUENCES, STATES_PART, LEAST_SNAPSHOTS = 1024, 256, 4, 4
 ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
-# What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out. W4 has a scale
-# and a zero point for each 128 columns, of experts 16 bits each, Q8_0 a scale for each 32; Q4K rests as planes do. A
-# GGUF file's blocks take a little more on a GPU than in the file.
-AT_LOAD = {"FP8": 0.5, "W4": 0.266, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
 # Where layers give up pages behind their window: keys that are read together, so that what is kept begins at a multiple
 # of them, and what of pages may stay unused.
 READ_BLOCK, MOST_WASTE = 64, 0.25
@@ -101,9 +98,12 @@ def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None =
     host = host_memory(service, model)
     if host is None or (gpu is not None and gpu.blocks):
         return gpu
-    if host.limit and host.required > host.limit:
+    certain = 0 < host.limit < host.least
+    if certain or (0 < host.limit < host.required and not host.unknown):
         text = f"The pod's memory is too small: {host.sums} of {host.limit:.1f} GiB. {_host_advice(host)}."
-        return replace(gpu or Fit("", ""), verdict="TooLarge", message=text, certain=True, host=host)
+        return replace(gpu or Fit("", ""), verdict="TooLarge", message=text, certain=certain, host=host)
+    if host.unknown:
+        return Fit("Unknown", f"{host.unknown}; the fit was not checked.")
     text = f"In host memory: {host.sums} {f'of {host.limit:.1f} GiB' if host.limit else 'requested'}."
     if gpu is None:
         return Fit("Fits", text, certain=True, host=host)
@@ -140,6 +140,9 @@ def _on_gpu(service: InferenceService, model: FetchedModel, largest: Gpu | None)
 
 
 def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: bool) -> Fit:
+    resting = gpu_weights(service, model)
+    if resting.unknown:
+        return Fit("Unknown", f"{resting.unknown}; the fit was not checked.", gpu.product, gpu_gib=round(gpu.gib, 1))
     said = given(service)
     share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
@@ -152,8 +155,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     if gives_up(model, said, context, pipeline):
         held = pages * page * (layers - model.window_layers) or layer_tokens(model, context, page)
     kv = 2 * held * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] / GIB
-    # Weights that were 8-bit ones before do not shrink: the sum is then too low, and nothing is blocked by it.
-    weights = model.bytes / GIB * AT_LOAD.get(service.model.quantization, 1.0) / service.parallelism.ranks
+    weights = resting.most / GIB
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
     room = adapter_room(service, model)

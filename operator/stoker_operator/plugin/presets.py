@@ -28,7 +28,9 @@ _HOMES = (Path(__file__).parents[3] / "crds" / "presets", Path(sys.prefix) / "sh
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One preset. `facts` are fields of a FetchedModel; `measured` says what was measured and where, "" = nothing."""
+    """One preset. `facts` are fields of a FetchedModel; `taken`: bytes of the weights as it quantizes them, 0 where
+    nobody says; `measured` says what was measured and where, "" = nothing.
+    """
 
     text: str
     manifest: Mapping[str, Any]
@@ -36,6 +38,7 @@ class Preset:
     facts: Mapping[str, int]
     title: str
     measured: str
+    taken: int = 0
 
     @property
     def name(self) -> str:
@@ -62,7 +65,11 @@ def read(text: str) -> Preset:
     notes = manifest["metadata"]["annotations"]
     facts = {field: int(notes[PREFIX + key]) for key, field in _NUMBERS.items()}
     measured = str(notes.get(f"{PREFIX}measured", ""))
-    return Preset(text, manifest, parse(manifest), facts, str(notes[f"{PREFIX}title"]), measured)
+    service = parse(manifest)
+    # Of 16 bits that stay so the files tell.
+    kept = service.model.quantization == "Auto" and not any(name.endswith(".gguf") for name in service.model.allow)
+    taken = int(notes.get(f"{PREFIX}quantized-bytes", facts["bytes"] if kept else 0))
+    return Preset(text, manifest, service, facts, str(notes[f"{PREFIX}title"]), measured, taken)
 
 
 def named(name: str, presets: Sequence[Preset]) -> Preset:

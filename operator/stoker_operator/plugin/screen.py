@@ -106,7 +106,8 @@ def _facts(service: Object, url: str) -> Iterator[str]:
         yield from _row("cache", f"{cache.get('progress', '0%')} on volume {cache.get('claim', '')}{eta}")
     if fit:
         sums = f"{fit.get('requiredGiB')} of {fit.get('gpuGiB')} GiB on {fit.get('gpuProduct')}"
-        yield from _row("memory", f"{fit.get('verdict')}: {sums}" if fit.get("gpuProduct") else str(fit.get("verdict")))
+        verdict = str(fit.get("verdict"))
+        yield from _row("memory", f"{verdict}: {sums}" if fit.get("requiredGiB") else verdict)
     yield from _groups(status)
     yield from _adapters(status)
     yield from _row("url", url or str(status.get("url", "")))

@@ -109,7 +109,8 @@ def logs(options: Options) -> int:
 def _source_flags(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", default="", help="a service of the cluster, or of --up")
     parser.add_argument("-f", "--file", type=Path, action="append", help="a manifest in its place; may be repeated")
-    parser.add_argument("--weights", default="", metavar="QUANTITY", help="size of the weights, such as 15Gi")
+    taken = "what the weights take as model.quantization makes them, such as 15Gi"
+    parser.add_argument("--weights", default="", metavar="QUANTITY", help=taken)
     shape = "layers=28,kvHeads=4,headDim=128,maxContext=32768"
     parser.add_argument("--shape", default="", metavar="FACTS", help=f"the model's shape, such as {shape}")
 

@@ -29,6 +29,8 @@ QUANTIZATIONS = {
     "Auto": "auto", "None": "none", "FP8": "fp8", "W4": "w4", "AWQ": "awq", "GPTQ": "gptq",
     "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt", "MXFP4": "mxfp4", "GGUF": "gguf",
 }  # fmt: skip
+# Those that a checkpoint must be.
+METHODS = {name: QUANTIZATIONS[name] for name in ("AWQ", "GPTQ", "CompressedTensors", "ModelOpt", "MXFP4")}
 # What becomes GGUF's blocks in place: as the server's --isq does.
 IN_SITU = {"Q8_0": "q8_0", "Q4K": "q4k"}
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}

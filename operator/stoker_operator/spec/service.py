@@ -55,6 +55,7 @@ from stoker_operator.spec.pods import (
 from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.reader import Reader
 from stoker_operator.spec.runtime import Runtime, read_runtime
+from stoker_operator.spec.weights import WeightReport, read_weights, weights_status
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -159,7 +160,8 @@ class FetchedModel:
 
     `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell, and so is `lora_line`, the
     values that one rank of an adapter takes. `window_layers` look back `window` tokens, beside others that see all.
-    `state_bytes`: what the states of one sequence take, in layers that have one.
+    `state_bytes`: what the states of one sequence take, in layers that have one. `weights` is None where the prefetch,
+    of a version before, reported none.
     """
 
     resolved_revision: str
@@ -175,6 +177,14 @@ class FetchedModel:
     window_layers: int = 0
     window: int = 0
     state_bytes: int = 0
+    weights: WeightReport | None = None
+
+
+# Numbers of a shape by their keys in a report, and in the status.
+_SHAPE = {
+    "layers": "layers", "kvHeads": "kv_heads", "headDim": "head_dim", "maxContext": "max_context",
+    "loraLine": "lora_line", "windowLayers": "window_layers", "window": "window", "stateBytes": "state_bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,16 +372,8 @@ def remembered_model(status: Mapping[str, Any]) -> FetchedModel | None:
 
 def model_status(model: FetchedModel, source: str) -> dict[str, Any]:
     """What the status remembers of a published model; `source` names it and its volume."""
-    shape = {
-        "layers": model.layers,
-        "kvHeads": model.kv_heads,
-        "headDim": model.head_dim,
-        "maxContext": model.max_context,
-        "loraLine": model.lora_line,
-        "windowLayers": model.window_layers,
-        "window": model.window,
-        "stateBytes": model.state_bytes,
-    }
+    shape: dict[str, Any] = {key: getattr(model, field) for key, field in _SHAPE.items() if getattr(model, field)}
+    shape |= {"weights": weights_status(model.weights)} if model.weights is not None else {}
     return {
         "source": source,
         "resolvedRevision": model.resolved_revision,
@@ -380,7 +382,7 @@ def model_status(model: FetchedModel, source: str) -> dict[str, Any]:
         "bytes": model.bytes,
         "path": model.path,
         "serve": model.serve,
-        "shape": {key: value for key, value in shape.items() if value},
+        "shape": shape,
     }
 
 
@@ -391,7 +393,7 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
         return None
     shape = raw.get("shape")
     shape = shape if isinstance(shape, Mapping) else {}
-    names = ("layers", "kvHeads", "headDim", "maxContext", "loraLine", "windowLayers", "window", "stateBytes")
-    numbers = [shape.get(key) for key in names]
+    numbers = {field: shape.get(key) for key, field in _SHAPE.items()}
+    known: dict[str, Any] = {field: number for field, number in numbers.items() if isinstance(number, int)}
     revision, digest, path, serve = (str(text) for text in texts)
-    return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))
+    return FetchedModel(revision, digest, size, path, serve, **known, weights=read_weights(shape.get("weights")))

@@ -7,7 +7,6 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 
@@ -20,13 +19,12 @@ from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
 from stoker_runtime.executor.resolve import GIB, asked_quantization
-from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoders.encoder import Encoder
 from stoker_runtime.models.encoders.spec import EncoderSpec
-from stoker_runtime.models.encoders.table import ENCODERS, build_encoder, encoder_name
-from stoker_runtime.models.pooling import PoolingSpec, Task, scoring_decoder
+from stoker_runtime.models.pooling import PoolingSpec, Task
+from stoker_runtime.models.pooling_spec import decoder_spec, pooling_spec
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.weights.block_plan import plan_blocks
@@ -37,33 +35,6 @@ from stoker_runtime.weights.score_head import read_score_row
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
-
-
-def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
-    """The spec of a model that pools: an encoder's, or a decoder's without its output head. Raises ModelError."""
-    if encoder_name(source) is not None:
-        return build_encoder(source)
-    spec = _decoder_spec(source)
-    scores = scoring_decoder(source) is not None
-    return replace(spec, tie_embeddings=True, head_bias=False, scores=scores)
-
-
-def _decoder_spec(source: ModelSource) -> ModelSpec:
-    """The spec of a decoder, with the output head that it generates with."""
-    scoring = scoring_decoder(source)
-    given = [str(name) for name in source.config.get("architectures") or []] if scoring is None else [scoring]
-    # A decoder saved without its head is called Qwen3Model where the whole one is Qwen3ForCausalLM.
-    names = [name.removesuffix("Model") + "ForCausalLM" if name.endswith("Model") else name for name in given]
-    if not any(name in ARCHITECTURES for name in names):
-        raise ModelError(
-            f"{source.name}: architecture {', '.join(given) or 'none'} is not supported; supported for pooling are "
-            f"{', '.join((*ENCODERS, *ARCHITECTURES))}.",
-            param="model",
-        )
-    spec = build_spec(replace(source, config={**source.config, "architectures": names}))
-    if spec.recurrent is not None:
-        raise ModelError(f"{source.name}: {spec.architecture} keeps a state for each sequence, and does not pool.")
-    return spec
 
 
 def build_pooling_executor(
@@ -124,7 +95,7 @@ def _load(
     score = None
     if pooling.task is Task.SCORE:
         answers = _answer_ids(config, pooling.answers) if pooling.answers else None
-        score = read_score_row(source, _decoder_spec(source), answers).to(device)
+        score = read_score_row(source, decoder_spec(source), answers).to(device)
     return DecoderPooler(decoder, pooling, config, device, score)
 
 

@@ -23,7 +23,7 @@ from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.block_plan import KEPT
+from stoker_runtime.weights.block_formats import KEPT
 
 # cuBLAS's workspace and what Triton's kernels take.
 RESERVE_BYTES = 256 * 1024**2

@@ -63,7 +63,7 @@ Result = dict[str, Any]
 
 def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
     from stoker_runtime.fetch.prefetch import Prefetch, serve_path
-    from stoker_runtime.fetch.shape import shape_of
+    from stoker_runtime.fetch.report.shape import shape_of
 
     order = _order(options)
     started = time.monotonic()
@@ -114,7 +114,7 @@ def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Eve
 
 def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
     from stoker_runtime.fetch.prefetch import in_place, serve_path
-    from stoker_runtime.fetch.shape import shape_of
+    from stoker_runtime.fetch.report.shape import shape_of
 
     started = time.monotonic()
     found = in_place(_order(options), options.digest, progress=progress, stop=stop)

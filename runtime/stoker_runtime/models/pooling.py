@@ -19,6 +19,7 @@ from typing import Any
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
+from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_json
 from stoker_runtime.models.encoders.table import CLASSIFIER, encoder_name
 from stoker_runtime.models.pair_prompt import PAIR_PROMPTS, PairPrompt
@@ -92,7 +93,9 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
     """How `source` pools under `config`; None for a model that generates. Raises ModelError or ConfigError."""
     encoder = encoder_name(source)
     modules = _modules(source)
-    bare = any(str(name).endswith(("Model", CLASSIFIER)) for name in source.config.get("architectures") or [])
+    given = [str(name) for name in source.config.get("architectures") or []]
+    # GPT2LMHeadModel is a whole decoder.
+    bare = any(name.endswith(("Model", CLASSIFIER)) for name in given if name not in ARCHITECTURES)
     scorer = encoder or (f"{scoring_decoder(source)} that scores" if scoring_decoder(source) else None)
     if config.runner == "generate" and scorer is not None:
         raise ConfigError(f"{source.name}: a {scorer} does not generate; leave --runner out.", param="runner")

@@ -216,8 +216,8 @@ def pooling_lines(
     """The same of a model that embeds or scores: it keeps no cache, so a step is all that it needs beside weights."""
     from stoker_runtime.executor.device import device_memory, gpu_bf16
     from stoker_runtime.executor.kernel_names import refuse_kind
-    from stoker_runtime.executor.pooling_build import pooling_spec
     from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
+    from stoker_runtime.models.pooling_spec import pooling_spec
 
     spec = pooling_spec(source)
     config = resolve_pooling(config, spec, pooling, device.type, gpu_bf16=gpu_bf16(device))

@@ -16,29 +16,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker_kernels.block_gemm import packing_refusal, packs
+from stoker_kernels.block_gemm import packing_refusal
 from stoker_kernels.launch import cc
 from stoker_kernels.quant import BLOCK_FORMATS, block_row_bytes, plane_sizes
-from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.config_source import ModelSource, SourceKind
-from stoker_runtime.models.parameter import ITEM_BYTES, Parameter, Role
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.block_formats import (
+    FIELDS,
+    KEPT,
+    MADE,
+    Formats,
+    Stored,
+    made_formats,
+    stored,
+    why_decoded,
+    why_slower,
+)
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES
-from stoker_runtime.weights.gguf_entries import brought_apart
-from stoker_runtime.weights.routing import Route, Vocabulary, route
 
-KEPT = "gguf"
-"""The value of `--quantization` that keeps blocks."""
 UNASKED = ("auto", "none")
 """Those with which it is decided here what a file's blocks become."""
-MADE = {"q8_0": ("Q8_0",), "q4k": ("Q4_K", "Q8_0")}
-"""Values of `--isq` that make blocks: the formats, of which a matrix gets the first that its rows fill."""
-FIELDS = ("embed", "head", "qkv", "output", "gate_up", "down", "shared_gate_up", "shared_down")
-"""The matrices that are multiplied one by one; experts and routers are not."""
 SHOWN = 4
 
 log = logging.getLogger(__name__)
@@ -139,82 +141,39 @@ def plan_blocks(
     return _planned(spec, path, device, asked=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A parameter and its pieces in a file."""
-
-    parameter: Parameter
-    pieces: tuple[Route, ...]
-
-    @property
-    def field(self) -> str:
-        return self.parameter.name.rpartition(".")[2]
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether any of it is in blocks that become the model's type unless they are kept."""
-        encodings = (piece.entry.encoding for piece in self.pieces)
-        return self.parameter.kind != EXPERTS_KIND and any(each not in PLAIN_DTYPES for each in encodings)
-
-
-def _stored(spec: ModelSpec, path: Path) -> list[_Stored]:
-    routes = route(spec, brought_apart(spec, read_gguf_header(path).tensors), Vocabulary.GGUF)
-    return [_Stored(parameter, routes[parameter.name]) for parameter in spec.parameters()]
+def _is_in_blocks(each: Stored) -> bool:
+    """Whether any of it is in blocks that become the model's type unless they are kept."""
+    return each.parameter.kind != EXPERTS_KIND and any(name not in PLAIN_DTYPES for name, _ in each.formats)
 
 
 def _all_decoded(spec: ModelSpec, whole: ModelSpec, path: Path, reason: str, *, wanted: bool) -> BlockPlan:
-    named = [each for each in _stored(whole, path) if each.in_blocks]
+    named = [each for each in stored(whole, path) if _is_in_blocks(each)]
     return BlockPlan(spec, decoded=_decoded({reason: named} if named else {}), wanted=wanted)
 
 
 def _planned(spec: ModelSpec, path: Path, device: str, *, asked: bool) -> BlockPlan:
-    blocks: dict[str, tuple[BlockPart, ...]] = {}
-    decoded: dict[str, list[_Stored]] = defaultdict(list)
-    for each in _stored(spec, path):
-        reason = _reason(spec, each) or ("" if asked or device != "cpu" else _slower(spec, each))
+    kept: dict[str, list[tuple[str, int]]] = {}
+    decoded: dict[str, list[Stored]] = defaultdict(list)
+    for each in stored(spec, path):
+        reason = why_decoded(spec, each) or ("" if asked or device != "cpu" else why_slower(spec, each))
         if not reason:
-            formats = [(piece.entry.encoding, piece.shape[0]) for piece in each.pieces]
-            blocks[each.parameter.name] = _parts(formats, each.parameter.shape[1], device)
-        elif each.in_blocks or (asked and each.field in FIELDS):
+            kept[each.parameter.name] = each.formats
+        elif _is_in_blocks(each) or (asked and each.field in FIELDS):
             decoded[reason].append(each)
+    blocks = _placed(spec, kept, device)
     held = "kept in the file's blocks" if blocks or asked else ""
     return BlockPlan(replace(spec, blocks=blocks), held, _decoded(decoded))
 
 
-def _reason(spec: ModelSpec, stored: _Stored) -> str:
-    """Why a parameter is not multiplied as its file has it; "" where it is."""
-    role = stored.parameter.role
-    if stored.field not in FIELDS:
-        return f"{'experts are' if role is Role.EXPERTS else f'{stored.field} is'} not multiplied in blocks"
-    others = {piece.entry.encoding for piece in stored.pieces} - BLOCK_FORMATS.keys()
-    if others:
-        return f"{', '.join(sorted(others))} is not multiplied as it is"
-    moved = (each.transposed or each.offset or each.paired or each.logarithm or each.normed for each in stored.pieces)
-    if any(moved):
-        return "what changes as it is loaded is not multiplied as it is"
-    return "a table that is scaled is not multiplied as it is" if role is Role.EMBEDDING and _is_scaled(spec) else ""
-
-
-def _slower(spec: ModelSpec, stored: _Stored) -> str:
-    """Why blocks that a CPU multiplies become numbers unasked: those that are not packed are unpacked in each product,
-    which takes several times as long. Of a table that is looked up alone rows are unpacked, which takes nothing.
-    """
-    if stored.parameter.role is Role.EMBEDDING and not spec.shares_table:
-        return ""
-    slow = {piece.entry.encoding for piece in stored.pieces if not packs(piece.entry.encoding, piece.shape[0])}
-    named = ", ".join(sorted(slow))
-    return f"{named} is multiplied slower in blocks on a CPU (--quantization {KEPT} keeps it)" if slow else ""
-
-
-def _decoded(named: Mapping[str, Sequence[_Stored]]) -> tuple[Decoded, ...]:
+def _decoded(named: Mapping[str, Sequence[Stored]]) -> tuple[Decoded, ...]:
     return tuple(
         Decoded(
             reason,
-            tuple(each.parameter.name for each in stored),
-            sum(piece.entry.num_bytes for each in stored for piece in each.pieces),
-            sum(each.parameter.elements for each in stored),
+            tuple(each.parameter.name for each in group),
+            sum(piece.entry.num_bytes for each in group for piece in each.pieces),
+            sum(each.parameter.elements for each in group),
         )
-        for reason, stored in named.items()
+        for reason, group in named.items()
     )
 
 
@@ -226,24 +185,16 @@ def _refuse_uncompiled(param: str, asked: str, device: str) -> None:
 
 def _made(spec: ModelSpec, formats: tuple[str, ...], device: str) -> BlockPlan:
     """The layers' matrices in blocks made at load, of the first format that each one's rows fill."""
-    blocks: dict[str, tuple[BlockPart, ...]] = {}
-    others: dict[str, list[str]] = defaultdict(list)
-    for parameter in spec.parameters():
-        if parameter.role is not Role.LINEAR or parameter.name.rpartition(".")[2] not in FIELDS:
-            continue
-        rows, columns = parameter.shape
-        fitting = [name for name in formats if columns % BLOCK_FORMATS[name][0] == 0]
-        if fitting:
-            blocks[parameter.name] = _parts([(fitting[0], rows)], columns, device)
-        if not fitting or fitting[0] != formats[0]:
-            others[f"in {fitting[0]}" if fitting else "in the model's type"].append(parameter.name)
+    made, others = made_formats(spec, formats)
     why = f"rows fill no blocks of {BLOCK_FORMATS[formats[0]][0]} ({formats[0]})"
     texts = tuple(f"{why}; {held}: {_shown(names)}" for held, names in others.items())
+    blocks = _placed(spec, made, device)
     return BlockPlan(replace(spec, blocks=blocks), "in blocks made at load", others=texts)
 
 
-def _is_scaled(spec: ModelSpec) -> bool:
-    return spec.embedding_multiplier != 1.0 or spec.learned_positions
+def _placed(spec: ModelSpec, formats: Formats, device: str) -> dict[str, tuple[BlockPart, ...]]:
+    columns = {each.name: each.shape[1] for each in spec.parameters() if each.name in formats}
+    return {name: _parts(pieces, columns[name], device) for name, pieces in formats.items()}
 
 
 def _parts(formats: Iterable[tuple[str, int]], columns: int, device: str) -> tuple[BlockPart, ...]:

@@ -30,7 +30,7 @@ from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.block_plan import MADE
+from stoker_runtime.weights.block_formats import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
     ENCODINGS,

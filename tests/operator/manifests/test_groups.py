@@ -16,6 +16,7 @@ from stoker_operator.plugin.render import render
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.spec.weights import told_weights
 
 Build = Callable[..., InferenceService]
 Object = dict[str, Any]
@@ -140,7 +141,8 @@ def test_a_pod_takes_its_share_of_memory_and_threads(
 
 def test_the_fit_is_one_of_each_rank(service: Build) -> None:
     """The sum of a GPU is that of as many GPUs in one pod."""
-    large = FetchedModel("c", "d", 300 * 10**9, "p", "p", layers=60, kv_heads=8, head_dim=128, max_context=4096)
+    told = told_weights(300 * 10**9, ["auto"])
+    large = FetchedModel("c", "d", 300, "p", "p", layers=60, kv_heads=8, head_dim=128, max_context=4096, weights=told)
     products = ["NVIDIA-H100-80GB-HBM3"]
     apart = service(
         resources={"gpus": 4, "nodes": 2, "gpuProducts": products}, parallelism={"tensor": 4, "pipeline": 2}

@@ -11,6 +11,7 @@ import pytest
 
 from stoker_operator.plan.fit import assess, gives_up, layer_tokens
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.spec.weights import told_weights
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -19,7 +20,10 @@ from stoker_runtime.settings.parse import parse as parse_serve
 Build = Callable[..., InferenceService]
 SEED = random.SystemRandom().randrange(1 << 30)
 # Gemma 3's 27B shape: of 62 layers 52 look back 1,024 tokens; 16 KV heads of 128.
-GEMMA = FetchedModel("r", "sha256:a", 54_000_000_000, "p", "p", 62, 16, 128, 131072, 0, 52, 1024)
+GEMMA = FetchedModel(
+    "r", "sha256:a", 54_000_000_000, "p", "p", 62, 16, 128, 131072, 0, 52, 1024,
+    weights=told_weights(54_000_000_000, ["auto"]),
+)  # fmt: skip
 
 
 def test_as_the_engine_lays_layers_out() -> None:

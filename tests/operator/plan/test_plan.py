@@ -145,7 +145,7 @@ def test_no_pods_by_choice_is_neither_progress_nor_a_stall(world: Any, spec: dic
 def test_a_model_that_does_not_fit_starts_no_pod(world: Any, model: FetchedModel) -> None:
     resources = {"gpus": 1, "gpuProducts": ["Tesla-T4"]}
     there = world(resources=resources)
-    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    there.weights(60 * 10**9)
     del there.children["Deployment", "demo"]
     plan = there.plan()
     assert plan.actions == ()
@@ -249,7 +249,7 @@ def test_a_gpu_of_the_cluster_that_is_too_small_is_said_and_blocks_nothing(world
     plan = there.plan()
     assert (plan.asks_gpu, plan.asks_more) == (True, True)
     there.gpu = Gpu("Tesla-T4", 15.0)
-    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    there.weights(60 * 10**9)
     plan = there.plan()
     assert plan.asks_gpu is False
     assert (condition(plan, "Fits").status, condition(plan, "Fits").reason) == ("False", "TooLarge")

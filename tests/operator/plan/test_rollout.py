@@ -261,7 +261,7 @@ def test_a_held_revision_without_a_record_is_taken_from_the_deployment(world: An
 def test_a_model_that_does_not_fit_is_no_reason_to_keep_pods_that_are_suspended(world: Any) -> None:
     there = world(suspend=True, resources={"gpus": 1, "gpuProducts": ["Tesla-T4"]}).pod()
     there.children["Deployment", "demo"]["spec"]["replicas"] = 1
-    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    there.weights(60 * 10**9)
     [held] = written(there, "Deployment")
     assert held["spec"]["replicas"] == 0
     assert ready(there).reason == "DoesNotFit"

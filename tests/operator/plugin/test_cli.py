@@ -79,7 +79,7 @@ def test_render_says_when_there_would_be_no_pods(file: Files, capsys: pytest.Cap
 
 def test_fit_of_a_presets_model_and_of_one_that_is_told(file: Files, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fit", "-f", PRODUCTION]) == 0
-    assert "weights 7.1 + KV cache of 32768 tokens 0.9" in capsys.readouterr().out
+    assert "weights 8.1 + KV cache of 32768 tokens 0.9" in capsys.readouterr().out
     path = file(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L4"]})
     facts = ["--weights", "23Gi", "--shape", "layers=10,kvHeads=2,headDim=64,maxContext=4096"]
     assert cli.main(["fit", "-f", path, *facts]) == 1

@@ -54,6 +54,9 @@ def test_the_facts_are_the_models_own(preset: Preset) -> None:
     assert preset.facts["bytes"] == 2 * sum(
         count_of(sizes) for _, sizes, _ in tensors(build_spec(read_source(f"shape:{shape}")))
     )
+    made = {"Auto": "none", "FP8": "fp8"}[preset.service.model.quantization]
+    held = build_spec(read_source(f"shape:{shape}")).parameter_bytes("bfloat16", made)
+    assert preset.taken == pytest.approx(held, rel=1e-3)
     config = SHAPES[shape]
     heads = config["num_attention_heads"]
     assert preset.facts["layers"] == config["num_hidden_layers"]

@@ -15,7 +15,7 @@ from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.engine.head_start import weight_files
 from stoker_runtime.errors import ModelError
-from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.fetch.report.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.text.tokenizer import Tokenizer

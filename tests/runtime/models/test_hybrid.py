@@ -24,7 +24,7 @@ from stoker_runtime.executor.drafts.plan import read_draft_model
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes
-from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.fetch.report.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.layer_specs.state_spec import SOLVED

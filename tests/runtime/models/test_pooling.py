@@ -12,6 +12,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task, check_dimensions, read_pooling
+from stoker_runtime.models.pooling_spec import pooling_spec
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
@@ -49,6 +50,16 @@ def test_sentence_transformers_files_decide(settings: dict[str, object], expecte
     path = folder(tmp_path, "BertModel", [TRANSFORMER, POOLING, NORMALIZE], settings)
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 256, "do_lower_case": true}')
     assert read(path) == PoolingSpec(Task.EMBED, expected, normalize=True, lower_case=True, max_tokens=256)
+
+
+def test_a_decoder_whose_name_ends_as_one_without_a_head_does_generates(tmp_path: Path) -> None:
+    assert read(folder(tmp_path, "GPT2LMHeadModel")) is None
+    found = read(tmp_path, runner="pooling")
+    assert found is not None
+    assert found.pooling is Pooling.LAST
+    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 50, "vocab_size": 31}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], **sizes}))
+    assert pooling_spec(read_source(str(tmp_path))).hidden == 24
 
 
 def test_without_a_normalize_module_vectors_stay_as_they_are(tmp_path: Path) -> None:

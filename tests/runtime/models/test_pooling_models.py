@@ -20,11 +20,11 @@ from stoker_kernels.launch import dispatch
 from stoker_runtime import LLM, PoolingParams
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
-from stoker_runtime.executor.pooling_build import pooling_spec
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
 from stoker_runtime.executor.resolve import DeviceMemory
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
+from stoker_runtime.models.pooling_spec import pooling_spec
 from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.terminal import info
 

@@ -34,7 +34,7 @@ class ModelImage:
     digest: str
     bytes: int
     serve: str = ""
-    shape: Mapping[str, int] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
 
 
 def look_into(reference: Reference, endpoint: str = "", revision: str = "") -> ModelImage:
@@ -58,7 +58,7 @@ def look_into(reference: Reference, endpoint: str = "", revision: str = "") -> M
         labels = (there.document(str(config.get("digest", ""))).get("config") or {}).get("Labels") or {}
         told = _told(labels, reference.text)
         size = sum(int(layer.get("size", 0)) for layer in layers if isinstance(layer, Mapping))
-        shape = {str(key): value for key, value in (told.get("shape") or {}).items() if isinstance(value, int)}
+        shape = {str(key): value for key, value in (told.get("shape") or {}).items() if isinstance(value, int | dict)}
         return ModelImage(digest, int(told.get("bytes", size)), str(told.get("serve", "")), shape)
     except (TypeError, ValueError, AttributeError):
         raise FetchFailed(f"{reference.text}: its manifest, or its label {LABEL}, is damaged.") from None

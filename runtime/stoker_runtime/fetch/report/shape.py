@@ -14,30 +14,49 @@ from typing import Any
 
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
-from stoker_runtime.errors import ModelError
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.fetch.report.weights import pooled_report, weight_report
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.config_source import ModelSource, read_source
+from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import ITEM_BYTES
+from stoker_runtime.models.pooling import read_pooling
+from stoker_runtime.models.pooling_spec import pooling_spec
 from stoker_runtime.models.spec import ModelSpec
 
 
-def shape_of(path: Path) -> dict[str, int]:
+def shape_of(path: Path) -> dict[str, Any]:
     """{"layers", "kvHeads", "headDim", "maxContext"} of a published folder or GGUF file, and "loraLine", what one rank
     of an adapter takes, where it can have adapters, "windowLayers" and "window" where some layers look back no more
-    than that, and "stateBytes" where some have a state: what a sequence's take; {} when it does not say.
+    than that, "stateBytes" where some have a state: what a sequence's take, and "weights", what those take
+    (`weights.py`), where the engine serves it; {} when it does not say.
     """
+    weights: dict[str, Any] = {}
     try:
-        spec = build_spec(read_source(str(path)))
-        line = AdapterLayout.of(spec, embeddings=False).line
-        return _of_spec(spec) | ({"loraLine": line} if line else {})
-    except ModelError:
-        pass  # a model that is not served, or an encoder: most have the common keys all the same
+        source = read_source(str(path))
+        pools = read_pooling(source, EngineConfig(model=str(path))) is not None
+        spec = pooling_spec(source) if pools else build_spec(source)
+        if isinstance(spec, EncoderSpec):
+            weights = {"weights": pooled_report(spec)}
+        else:
+            line = AdapterLayout.of(spec, embeddings=False).line
+            return _of_spec(spec) | ({"loraLine": line} if line else {}) | _weights(spec, source, pools=pools)
+    except (ConfigError, ModelError):
+        pass  # a model that is not served: most have the common keys all the same
     try:
         if path.suffix == ".gguf":
-            return _complete(_of_gguf(read_gguf_header(path).metadata))
-        return _complete(_of_config(json.loads((path / "config.json").read_bytes())))
+            return _complete(_of_gguf(read_gguf_header(path).metadata)) | weights
+        return _complete(_of_config(json.loads((path / "config.json").read_bytes()))) | weights
     except (OSError, ValueError, KeyError, TypeError, ModelError):
-        return {}
+        return weights
+
+
+def _weights(spec: ModelSpec, source: ModelSource, *, pools: bool) -> dict[str, Any]:
+    try:
+        return {"weights": pooled_report(spec) if pools else weight_report(spec, source)}
+    except ModelError:
+        return {}  # tensors of another model: the engine will name them
 
 
 def _of_spec(spec: ModelSpec) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.fetch.report.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.shapes import SHAPES
@@ -92,7 +92,9 @@ def test_sizes_by_the_architectures_own_names(  # the last: rows of A and column
     config: dict[str, object], shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert tuple(shape_of(tmp_path).values()) == shape
+    found = shape_of(tmp_path)
+    assert set(found.pop("weights")["kinds"]) == {"auto", "none", "fp8", "w4", "q8_0", "q4k"}
+    assert tuple(found.values()) == shape
 
 
 def test_layers_that_look_back_a_window_are_told_beside_those_that_see_everything() -> None:
