@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.settings import vllm_flags, vllm_ignored, vllm_refused
+from stoker_runtime.settings import vllm_flags, vllm_refused
 from stoker_runtime.settings.flags import spell
 from stoker_runtime.settings.values import BadValue, switch
 
@@ -82,8 +82,8 @@ def _accept(given: str, value: Any, known: Sequence[str]) -> None:
     """Check an option that is no field of EngineConfig as the flag of its name, and log what is ignored."""
     name, is_off = vllm_flags.find(given)
     if not name or is_off:
-        theirs = (*vllm_ignored.IGNORED, *vllm_flags.ONE_VALUE, *vllm_flags.ALWAYS)
-        near = difflib.get_close_matches(given, [*known, *(each.replace("-", "_") for each in theirs)], n=1)
+        theirs = [each.replace("-", "_") for each in vllm_flags.TAKEN]
+        near = difflib.get_close_matches(given, [*known, *theirs], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ConfigError(f"LLM has no option {given!r}{hint}", param=given)
     if name in vllm_refused.UNSUPPORTED:

@@ -21,7 +21,7 @@ from stoker_runtime.api.http.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.nodes import SECRET_VARIABLE
-from stoker_runtime.settings import vllm_flags, vllm_ignored
+from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flag import PREFIX, Flag, variable
 from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, spell
 from stoker_runtime.settings.values import BadValue, pair
@@ -171,8 +171,8 @@ def _find_flag(spelled: str) -> tuple[Flag, bool]:
         return BY_NAME[plain], True
     if instead := vllm_flags.hint(spelled, [flag.name for flag in FLAGS if flag.shown == "JSON"]):
         raise ConfigError(f"Unknown flag {spelled}{instead}.", param=spelled)
-    theirs = (*vllm_ignored.IGNORED, *vllm_flags.ONE_VALUE, *vllm_flags.ALWAYS)
-    raise _unknown("flag", spelled, [f"--{known}" for known in (*BY_NAME, *ALIASES, *OPPOSITES, *theirs)], f"--{name}")
+    known = (*BY_NAME, *ALIASES, *OPPOSITES, *vllm_flags.TAKEN)
+    raise _unknown("flag", spelled, [f"--{each}" for each in known], f"--{name}")
 
 
 def _from_environment(environment: Mapping[str, str], ignored: dict[str, str]) -> dict[str, Any]:

@@ -77,6 +77,9 @@ SPELLINGS = {
 }
 """vLLM's words for values of our own flags."""
 
+TAKEN = (*IGNORED, *ONE_VALUE, *ALWAYS)
+"""Flags that may be given, though they are no settings."""
+
 SWITCHES = (*ALWAYS, *(name for name, each in IGNORED.items() if each.values is None))
 WORD = tuple(name for name, each in IGNORED.items() if each.values is not None and not each.values.many)
 WORDS = tuple(name for name, each in IGNORED.items() if each.values is not None and each.values.many)
@@ -86,7 +89,7 @@ WORDS = tuple(name for name, each in IGNORED.items() if each.values is not None 
 def find(spelled: str) -> tuple[str, bool]:
     """The flag of these tables that `--no_some-flag` is, and whether it is negated; "" for none."""
     name = spelled.lstrip("-").replace("_", "-")
-    if name in UNSUPPORTED or name in IGNORED or name in ONE_VALUE or name in ALWAYS:
+    if name in UNSUPPORTED or name in TAKEN:
         return name, False
     plain = name.removeprefix("no-")
     return (plain, True) if plain != name and (plain in SWITCHES or plain in UNSUPPORTED) else ("", False)

@@ -7,7 +7,7 @@ Knows nothing of what was asked for, nor of what a block means.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,12 +110,19 @@ def made_formats(spec: ModelSpec, formats: tuple[str, ...]) -> tuple[Formats, Ma
 
 def in_planes(spec: ModelSpec, formats: Formats) -> ModelSpec:
     """The spec with these matrices in planes, as far as their bytes go."""
+
+    def parts(pieces: list[tuple[str, int]], columns: int) -> tuple[BlockPart, ...]:
+        return tuple(BlockPart(kind, rows, plane_bytes(kind, columns)) for kind, rows in pieces)
+
+    return in_blocks(spec, formats, parts)
+
+
+def in_blocks(
+    spec: ModelSpec, formats: Formats, parts: Callable[[list[tuple[str, int]], int], tuple[BlockPart, ...]]
+) -> ModelSpec:
+    """The spec with these matrices in blocks; `parts`: (formats and rows of the pieces, columns) → how they rest."""
     columns = {each.name: each.shape[1] for each in spec.parameters() if each.name in formats}
-    blocks = {
-        name: tuple(BlockPart(kind, rows, plane_bytes(kind, columns[name])) for kind, rows in pieces)
-        for name, pieces in formats.items()
-    }
-    return replace(spec, blocks=blocks)
+    return replace(spec, blocks={name: parts(pieces, columns[name]) for name, pieces in formats.items()})
 
 
 def plane_bytes(name: str, columns: int) -> int:

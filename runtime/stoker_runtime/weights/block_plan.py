@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stoker_kernels.block_gemm import packing_refusal
@@ -30,8 +31,8 @@ from stoker_runtime.weights.block_formats import (
     FIELDS,
     KEPT,
     MADE,
-    Formats,
     Stored,
+    in_blocks,
     made_formats,
     stored,
     why_decoded,
@@ -160,9 +161,9 @@ def _planned(spec: ModelSpec, path: Path, device: str, *, asked: bool) -> BlockP
             kept[each.parameter.name] = each.formats
         elif _is_in_blocks(each) or (asked and each.field in FIELDS):
             decoded[reason].append(each)
-    blocks = _placed(spec, kept, device)
-    held = "kept in the file's blocks" if blocks or asked else ""
-    return BlockPlan(replace(spec, blocks=blocks), held, _decoded(decoded))
+    spec = in_blocks(spec, kept, partial(_parts, device=device))
+    held = "kept in the file's blocks" if kept or asked else ""
+    return BlockPlan(spec, held, _decoded(decoded))
 
 
 def _decoded(named: Mapping[str, Sequence[Stored]]) -> tuple[Decoded, ...]:
@@ -188,13 +189,8 @@ def _made(spec: ModelSpec, formats: tuple[str, ...], device: str) -> BlockPlan:
     made, others = made_formats(spec, formats)
     why = f"rows fill no blocks of {BLOCK_FORMATS[formats[0]][0]} ({formats[0]})"
     texts = tuple(f"{why}; {held}: {_shown(names)}" for held, names in others.items())
-    blocks = _placed(spec, made, device)
-    return BlockPlan(replace(spec, blocks=blocks), "in blocks made at load", others=texts)
-
-
-def _placed(spec: ModelSpec, formats: Formats, device: str) -> dict[str, tuple[BlockPart, ...]]:
-    columns = {each.name: each.shape[1] for each in spec.parameters() if each.name in formats}
-    return {name: _parts(pieces, columns[name], device) for name, pieces in formats.items()}
+    spec = in_blocks(spec, made, partial(_parts, device=device))
+    return BlockPlan(spec, "in blocks made at load", others=texts)
 
 
 def _parts(formats: Iterable[tuple[str, int]], columns: int, device: str) -> tuple[BlockPart, ...]:

@@ -66,6 +66,7 @@ Integers = dict[str, tuple[PackedRoute, ...]]
 # What is done once the copies to scratch memory, of so many bytes, are done.
 Pending = tuple[Callable[[], None], int, list[Future[None]]]
 
+
 def load_weights(
     model: str | ModelSource,
     spec: ModelSpec,

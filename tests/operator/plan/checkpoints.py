@@ -71,6 +71,8 @@ BLOCKS: dict[str, tuple[str, dict[str, str]]] = {
     "IQ4_NL": ("IQ4_NL", {"output": "Q6_K", "attn_q": "F16", "attn_k": "Q5_0"}),
     "F16": ("F16", {}),
 }
+
+
 def folder(path: Path, model: Config, method: Config | None = None) -> Path:
     """A model's folder, as far as it is read before tensors are."""
     quantized = {} if method is None else {"quantization_config": method}

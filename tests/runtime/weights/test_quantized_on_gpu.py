@@ -24,7 +24,10 @@ from tests.runtime.weights.both_ways import random_qwen3
 from tests.runtime.weights.integer_forms import AWQ_CONFIG, awq, compressed, compressed_config, gptq, gptq_config
 
 from stoker_kernels.quant import BLOCK_FORMATS, IntegerWeight
-from stoker_runtime.config import ISQ_KINDS
+from stoker_runtime.config import ISQ_KINDS, EngineConfig
+from stoker_runtime.executor.resolve import resolve
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
 
 SEED = int(os.environ.get("SEED", random.randrange(2**32)))
 SHAPE: dict[str, Any] = {
@@ -95,8 +98,8 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def method(folder: Path) -> str:
     """What a start makes of `--quantization auto`."""
-    spec = fp8.build_spec(fp8.read_source(str(folder)))
-    return fp8.resolve(fp8.EngineConfig(model=str(folder)), spec, "cpu").quantization
+    spec = build_spec(read_source(str(folder)))
+    return resolve(EngineConfig(model=str(folder)), spec, "cpu").quantization
 
 
 def tolerance_of(model: Any) -> float:

@@ -8,6 +8,7 @@ Rotary factors of long contexts are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from stoker_kernels.quant import BLOCK_FORMATS
+from stoker_kernels.quant import BLOCK_FORMATS, block_row_bytes
 from stoker_runtime.bench.checkpoints.tokens import byte_letters
 from stoker_runtime.models.gguf.config import OPTIONAL, REQUIRED
 from stoker_runtime.models.gguf.table import GGUF_ROWS
@@ -66,8 +67,7 @@ def write_gguf(spec: ModelSpec, config: dict[str, Any], folder: Path, mix: str) 
         if kind == "F32":
             writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
         else:
-            width, of_block = BLOCK_FORMATS[kind]
-            stored = (*shape[:-1], shape[-1] // width * of_block)
+            stored = (*shape[:-1], block_row_bytes(kind, shape[-1]))
             raw = gguf.GGMLQuantizationType[kind]
             writer.add_tensor_info(name, stored, np.dtype(np.uint8), size, raw_dtype=raw)
     writer.write_header_to_file()
@@ -79,8 +79,7 @@ def write_gguf(spec: ModelSpec, config: dict[str, Any], folder: Path, mix: str) 
         if kind == "F32":
             writer.write_tensor_data(np.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=np.float32))
         else:
-            size = _num_bytes(shape, kind)
-            writer.write_tensor_data(np.resize(random[kind], size))
+            writer.write_tensor_data(np.resize(random[kind], _num_bytes(shape, kind)))
     writer.close()
     return path.stat().st_size
 
@@ -131,11 +130,8 @@ def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, config: dict[str, An
 
 
 def _num_bytes(shape: tuple[int, ...], kind: str) -> int:
-    values = int(np.prod(shape))
-    if kind == "F32":
-        return 4 * values
-    width, size = BLOCK_FORMATS[kind]
-    return values // width * size
+    row = 4 * shape[-1] if kind == "F32" else block_row_bytes(kind, shape[-1])
+    return math.prod(shape[:-1]) * row
 
 
 def _blocks(generator: np.random.Generator, kind: str) -> npt.NDArray[np.uint8]:

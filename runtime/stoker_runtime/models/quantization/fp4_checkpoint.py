@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_scheme import BLOCKS, Fp4Scheme
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.module_names import is_matched
+from stoker_runtime.models.quantization.refusal import refused
 
 MODELOPT = "modelopt"
 FORMATS: dict[str, Literal["nvfp4", "mxfp4"]] = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
@@ -70,12 +70,12 @@ def read_fp4_compressed(name: str, group: Mapping[str, Any], form: str, ignored:
     """compressed-tensors' 4-bit floats: the one group. Raises ModelError for what is not supported."""
     weights = group.get("weights") or {}
     if form not in FORMATS:
-        raise _refused(name, "format", form, f"{', '.join(FORMATS)} for 4-bit floats")
+        raise refused(name, "format", form, f"{', '.join(FORMATS)} for 4-bit floats")
     kind = FORMATS[form]
     if not weights.get("symmetric", True):
-        raise _refused(name, "weights.symmetric", False, f"true with {kind.upper()}")
+        raise refused(name, "weights.symmetric", False, f"true with {kind.upper()}")
     if weights.get("strategy") != STRATEGIES[kind]:
-        raise _refused(name, "weights.strategy", weights.get("strategy"), f"{STRATEGIES[kind]} with {kind.upper()}")
+        raise refused(name, "weights.strategy", weights.get("strategy"), f"{STRATEGIES[kind]} with {kind.upper()}")
     _check_group(name, weights.get("group_size"), kind)
     note = "the checkpoint's 4-bit activations" if group.get("input_activations") else ""
     return Fp4Checkpoint(Fp4Layout.COMPRESSED, Fp4Scheme(kind), ignored, note)
@@ -89,7 +89,7 @@ def read_modelopt(name: str, given: Mapping[str, Any]) -> Fp4Checkpoint | Fp8Che
         note = "the checkpoint's static activation scales" if algorithm == "FP8" else ""
         return Fp8Checkpoint(MODELOPT, "fp8_channel", ignored, note)
     if algorithm not in ALGORITHMS:
-        raise _refused(name, "quant_algo", algorithm, f"one of {', '.join((*ALGORITHMS, *FP8_ALGORITHMS))}")
+        raise refused(name, "quant_algo", algorithm, f"one of {', '.join((*ALGORITHMS, *FP8_ALGORITHMS))}")
     kind = ALGORITHMS[algorithm]
     groups = [settings.get("group_size")]
     for each in (settings.get("config_groups") or {}).values():
@@ -109,11 +109,4 @@ def modelopt_settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
 
 def _check_group(name: str, size: object, kind: str) -> None:
     if size != BLOCKS[kind]:
-        raise _refused(name, "group_size", size, f"{BLOCKS[kind]} with {kind.upper()}")
-
-
-def _refused(name: str, key: str, value: object, known: str) -> ModelError:
-    return ModelError(
-        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
-        param="quantization_config",
-    )
+        raise refused(name, "group_size", size, f"{BLOCKS[kind]} with {kind.upper()}")

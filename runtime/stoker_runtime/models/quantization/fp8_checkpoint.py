@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.module_names import is_matched
+from stoker_runtime.models.quantization.refusal import refused
 
 BLOCK = [128, 128]
 METHODS = ("fp8", "fbgemm_fp8")
@@ -56,13 +56,13 @@ def read_fp8(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> F
         note = "fbgemm's upper bound on activation scales" if given.get("activation_scale_ub") is not None else ""
         return Fp8Checkpoint(method, "fp8_channel", ignored, note)
     if str(given.get("fmt") or "e4m3") != "e4m3":
-        raise _refused(name, "fmt", given["fmt"], "e4m3")
+        raise refused(name, "fmt", given["fmt"], "e4m3")
     block = given.get("weight_block_size")
     if block is not None and list(block) != BLOCK:
-        raise _refused(name, "weight_block_size", block, "[128, 128]")
+        raise refused(name, "weight_block_size", block, "[128, 128]")
     scheme = str(given.get("activation_scheme") or "dynamic")
     if scheme not in ("dynamic", "static"):
-        raise _refused(name, "activation_scheme", scheme, "dynamic, static")
+        raise refused(name, "activation_scheme", scheme, "dynamic, static")
     note = "the checkpoint's static activation scales" if scheme == "static" else ""
     if block is not None:
         note = "a scale for each 128 values of an activation"
@@ -75,11 +75,11 @@ def read_float_compressed(name: str, group: Mapping[str, Any], ignored: tuple[st
     _check_float8(name, "weights", weights)
     strategy = str(weights.get("strategy"))
     if strategy not in STRATEGIES:
-        raise _refused(name, "weights.strategy", strategy, ", ".join(STRATEGIES))
+        raise refused(name, "weights.strategy", strategy, ", ".join(STRATEGIES))
     if strategy == "block" and list(weights.get("block_structure") or ()) != BLOCK:
-        raise _refused(name, "weights.block_structure", weights.get("block_structure"), "[128, 128]")
+        raise refused(name, "weights.block_structure", weights.get("block_structure"), "[128, 128]")
     if not isinstance(inputs, Mapping):
-        raise _refused(name, "input_activations", inputs, "8-bit floats: weights alone in FP8 are not supported")
+        raise refused(name, "input_activations", inputs, "8-bit floats: weights alone in FP8 are not supported")
     _check_float8(name, "input_activations", inputs)
     note = ""
     if not inputs.get("dynamic"):
@@ -92,11 +92,4 @@ def read_float_compressed(name: str, group: Mapping[str, Any], ignored: tuple[st
 def _check_float8(name: str, key: str, settings: Mapping[str, Any]) -> None:
     found = (settings.get("num_bits"), settings.get("type"), settings.get("symmetric", True))
     if found != (8, "float", True):
-        raise _refused(name, key, f"{found[1]}{found[0]}", "symmetric 8-bit floats")
-
-
-def _refused(name: str, key: str, value: object, known: str) -> ModelError:
-    return ModelError(
-        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
-        param="quantization_config",
-    )
+        raise refused(name, key, f"{found[1]}{found[0]}", "symmetric 8-bit floats")

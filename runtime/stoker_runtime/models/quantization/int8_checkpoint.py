@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.module_names import is_matched
+from stoker_runtime.models.quantization.refusal import refused
 
 FORMAT = "int-quantized"
 STRATEGIES = ("channel", "tensor")
@@ -42,25 +42,18 @@ def read_int8(name: str, group: Mapping[str, Any], form: str, ignored: tuple[str
     for key, settings in (("weights", weights), ("input_activations", inputs)):
         if (settings.get("num_bits"), settings.get("type")) != (8, "int"):
             found = f"{settings.get('type')}{settings.get('num_bits')}"
-            raise _refused(name, key, found, "8-bit integers on both sides")
+            raise refused(name, key, found, "8-bit integers on both sides")
     if form != FORMAT:
-        raise _refused(name, "format", form, f"{FORMAT} for integers with quantized activations")
+        raise refused(name, "format", form, f"{FORMAT} for integers with quantized activations")
     if not weights.get("symmetric", True):
-        raise _refused(name, "weights.symmetric", False, "true")
+        raise refused(name, "weights.symmetric", False, "true")
     if weights.get("strategy") not in STRATEGIES:
-        raise _refused(name, "weights.strategy", weights.get("strategy"), ", ".join(STRATEGIES))
+        raise refused(name, "weights.strategy", weights.get("strategy"), ", ".join(STRATEGIES))
     if weights.get("actorder") not in (None, False):
-        raise _refused(name, "weights.actorder", weights["actorder"], "null")
+        raise refused(name, "weights.actorder", weights["actorder"], "null")
     notes = []
     if not inputs.get("dynamic"):
         notes.append("the checkpoint's static activation scales")
     if not inputs.get("symmetric", True):
         notes.append("its activations' zero points")
     return Int8Checkpoint(ignored, " and ".join(notes))
-
-
-def _refused(name: str, key: str, value: object, known: str) -> ModelError:
-    return ModelError(
-        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
-        param="quantization_config",
-    )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.module_names import is_named
+from stoker_runtime.models.quantization.refusal import refused
 
 BITS = (4, 8)
 LEFT_OUT = "-:"
@@ -66,9 +66,9 @@ def read_awq(name: str, given: Mapping[str, Any]) -> IntegerCheckpoint:
     """AWQ in the GEMM layout. Raises ModelError for what is not supported."""
     version = str(given.get("version") or "gemm").lower()
     if version != "gemm":
-        raise _refused(name, "version", version, "gemm")
+        raise refused(name, "version", version, "gemm")
     if _bits(name, "bits", given) != 4:
-        raise _refused(name, "bits", given.get("bits"), "4 with AWQ")
+        raise refused(name, "bits", given.get("bits"), "4 with AWQ")
     scheme = IntegerScheme(4, _group(name, given), zeros=True)
     ignored = tuple(map(str, given.get("modules_to_not_convert") or ()))
     return IntegerCheckpoint("awq", Packing.AWQ, scheme, ignored, anywhere=True)
@@ -78,12 +78,11 @@ def read_gptq(name: str, given: Mapping[str, Any]) -> IntegerCheckpoint:
     """GPTQ, with and without act-order. Raises ModelError for what is not supported."""
     form = str(given.get("checkpoint_format") or "gptq").lower()
     if form not in (Packing.GPTQ, Packing.GPTQ_V2):
-        raise _refused(name, "checkpoint_format", form, "gptq, gptq_v2")
+        raise refused(name, "checkpoint_format", form, "gptq, gptq_v2")
     if given.get("lm_head"):
-        raise _refused(name, "lm_head", True, "false: output heads in integers are not supported")
+        raise refused(name, "lm_head", True, "false: output heads in integers are not supported")
     dynamic = given.get("dynamic") or {}
-    if any(not str(pattern).startswith(LEFT_OUT) for pattern in dynamic):
-        raise _refused(name, "dynamic", dynamic, f"of modules that are left out ({LEFT_OUT}…): one scheme for all else")
+    assert all(str(pattern).startswith(LEFT_OUT) for pattern in dynamic), "others are mixed_settings.py's to read"
     scheme = IntegerScheme(
         _bits(name, "bits", given), _group(name, given), zeros=True, order=bool(given.get("desc_act"))
     )
@@ -99,13 +98,13 @@ def read_packed(name: str, weights: Mapping[str, Any], form: str, ignored: Seque
     supported.
     """
     if form != Packing.COMPRESSED:
-        raise _refused(name, "format", form, f"{Packing.COMPRESSED} for integer weights")
+        raise refused(name, "format", form, f"{Packing.COMPRESSED} for integer weights")
     strategy = str(weights.get("strategy"))
     if strategy not in ("group", "channel"):
-        raise _refused(name, "weights.strategy", strategy, "group, channel")
+        raise refused(name, "weights.strategy", strategy, "group, channel")
     act_order = weights.get("actorder")
     if act_order not in (None, False, "weight", "static", "group", "dynamic"):
-        raise _refused(name, "weights.actorder", act_order, "null, weight, group")
+        raise refused(name, "weights.actorder", act_order, "null, weight, group")
     scheme = IntegerScheme(
         _bits(name, "num_bits", weights),
         _group(name, weights) if strategy == "group" else 0,
@@ -117,7 +116,7 @@ def read_packed(name: str, weights: Mapping[str, Any], form: str, ignored: Seque
 
 def _bits(name: str, key: str, given: Mapping[str, Any]) -> int:
     if given.get(key) not in BITS:
-        raise _refused(name, key, given.get(key), "4 or 8")
+        raise refused(name, key, given.get(key), "4 or 8")
     return int(given[key])
 
 
@@ -127,12 +126,5 @@ def _group(name: str, given: Mapping[str, Any]) -> int:
     if size in (-1, None):
         return 0
     if not isinstance(size, int) or size < 1:
-        raise _refused(name, "group_size", size, "a number of columns, or -1")
+        raise refused(name, "group_size", size, "a number of columns, or -1")
     return size
-
-
-def _refused(name: str, key: str, value: object, known: str) -> ModelError:
-    return ModelError(
-        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
-        param="quantization_config",
-    )

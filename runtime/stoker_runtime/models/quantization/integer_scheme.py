@@ -58,6 +58,11 @@ class IntegerScheme:
         """Bytes of each part of an [n, k] weight whose model's dtype has `item_bytes`."""
         return [rows * columns * (size or item_bytes) for (rows, columns), size in self.parts(n, k).values()]
 
+    @property
+    def grouping(self) -> str:
+        """What numbers share a scale, in words."""
+        return f"groups of {self.group}" if self.group else "whole rows"
+
     def experts_sizes(self, n: int, k: int, item_bytes: int) -> tuple[int, int]:
         """Bytes of the codes of stacked experts' [n, k] rows, and of their groups' scales beside zero points."""
         return n * k * self.bits // 8, -(-k // self.columns(k)) * n * 2 * item_bytes

@@ -80,8 +80,7 @@ def scheme_words(part: OneCheckpoint) -> str:
     """A scheme in words, by which it is told from others of the same checkpoint."""
     if isinstance(part, IntegerCheckpoint):
         scheme = part.scheme
-        groups = f"groups of {scheme.group}" if scheme.group else "whole rows"
-        return f"{part.described} in {groups}{' with act-order' if scheme.order else ''}"
+        return f"{part.described} in {scheme.grouping}{' with act-order' if scheme.order else ''}"
     return f"{part.described} by blocks" if part.kind == "fp8_block" else part.described
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_checkpoint import MODELOPT, read_modelopt
 from stoker_runtime.models.quantization.integer_checkpoint import LEFT_OUT, read_gptq
 from stoker_runtime.models.quantization.mixed_checkpoint import MixedCheckpoint, OneCheckpoint
+from stoker_runtime.models.quantization.refusal import refused
 
 LINEAR = "Linear"
 """The class of modules by which compressed-tensors means all linears."""
@@ -46,14 +46,14 @@ def read_groups(
     found: dict[str, int] = {}
     for targets, part in groups:
         if not targets:
-            raise _refused(name, "config_groups", "a group without targets", "of targets")
+            raise refused(name, "config_groups", "a group without targets", "of targets")
         for target in targets:
             if not target.startswith(REGEX) and target != LINEAR and "." not in target:
-                raise _refused(
+                raise refused(
                     name, "target", target, f"{LINEAR}, a linear's full name, or {REGEX} before a regular expression"
                 )
             if found.setdefault(target, parts.index(part)) != parts.index(part):
-                raise _refused(name, "target", target, "of one group, or of groups in one scheme")
+                raise refused(name, "target", target, "of one group, or of groups in one scheme")
     rest = found.pop(LINEAR, None)
     patterns = [(_pattern(name, target), part) for target, part in found.items() if target.startswith(REGEX)]
     named = {target: part for target, part in found.items() if not target.startswith(REGEX)}
@@ -72,7 +72,7 @@ def read_dynamic(name: str, given: Mapping[str, Any]) -> MixedCheckpoint:
             continue
         unknown = [key for key in changes if key not in (*OVERRIDES, *UNREAD)]
         if unknown:
-            raise _refused(name, f"dynamic {pattern}", unknown[0], f"one of {', '.join((*OVERRIDES, *UNREAD))}")
+            raise refused(name, f"dynamic {pattern}", unknown[0], f"one of {', '.join((*OVERRIDES, *UNREAD))}")
         own = read_gptq(name, {**uniform, **changes, "modules_to_not_convert": None})
         found.append((_pattern(name, pattern.removeprefix(CHANGED)), own))
     base = read_gptq(name, {**uniform, "modules_to_not_convert": None})
@@ -92,16 +92,16 @@ def read_layers(name: str, settings: Mapping[str, Any], ignored: tuple[str, ...]
         weights = group.get("weights") or {}
         algorithm = ALGORITHMS.get((weights.get("num_bits"), weights.get("type"), weights.get("group_size")))
         if algorithm is None:
-            raise _refused(name, "config_groups", dict(weights), f"of {', '.join(ALGORITHMS.values())}")
+            raise refused(name, "config_groups", dict(weights), f"of {', '.join(ALGORITHMS.values())}")
         layers |= {str(target): {"quant_algo": algorithm} for target in group.get("targets") or ()}
     if not layers:
-        raise _refused(name, "quantized_layers", None, f"there with {MIXED}")
+        raise refused(name, "quantized_layers", None, f"there with {MIXED}")
     kinds = ("quant_algo", "group_size")
     of = {each: tuple(layer.get(key) for key in kinds) for each, layer in layers.items()}
     read: dict[tuple[Any, ...], OneCheckpoint] = {}
     for module, found in of.items():
         if "." not in module or module.startswith(REGEX):
-            raise _refused(name, "target", module, f"a linear's full name with {MIXED}")
+            raise refused(name, "target", module, f"a linear's full name with {MIXED}")
         if found not in read:
             read[found] = read_modelopt(name, dict(zip(kinds, found, strict=True)))
     parts = _distinct(list(read.values()))
@@ -119,12 +119,5 @@ def _pattern(name: str, target: str) -> str:
     try:
         re.compile(found)
     except re.error as error:
-        raise _refused(name, "pattern", target, f"a regular expression ({error})") from error
+        raise refused(name, "pattern", target, f"a regular expression ({error})") from error
     return found
-
-
-def _refused(name: str, key: str, value: object, known: str) -> ModelError:
-    return ModelError(
-        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
-        param="quantization_config",
-    )

@@ -44,8 +44,7 @@ def announce(arena: WeightArena, whole: ModelSpec) -> None:
 
 
 def _announce_mixed(checkpoint: MixedCheckpoint, whole: ModelSpec) -> None:
-    aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
-    log.info("weights: %s, as the checkpoint has them (%s)%s", mixture(whole), checkpoint.method, aside)
+    log.info("weights: %s, as the checkpoint has them (%s)%s", mixture(whole), checkpoint.method, _aside(checkpoint))
     like: dict[tuple[str, Pieces], list[str]] = {}
     for name, pieces in joined(whole).items():
         like.setdefault((name.rpartition(".")[2], pieces), []).append(name)
@@ -63,14 +62,13 @@ def _announce_mixed(checkpoint: MixedCheckpoint, whole: ModelSpec) -> None:
 def _announce_one(checkpoint: OneCheckpoint, arena: WeightArena) -> None:
     if isinstance(checkpoint, IntegerCheckpoint):
         scheme = checkpoint.scheme
-        groups = f"groups of {scheme.group}" if scheme.group else "whole rows"
         layouts = ", ".join(sorted({weight.layout for weight in arena.integers.values()}))
         log.info(
             "weights: in %d bits as the checkpoint has them (%s, %s%s), laid out in %s",
-            scheme.bits, checkpoint.method, groups, ", act-order" if scheme.order else "", layouts,
+            scheme.bits, checkpoint.method, scheme.grouping, ", act-order" if scheme.order else "", layouts,
         )  # fmt: skip
         return
-    aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
+    aside = _aside(checkpoint)
     if not isinstance(checkpoint, Fp8Checkpoint):
         keep = f"keep {str(arena.dtype).removeprefix('torch.')}"
         log.info(
@@ -83,6 +81,11 @@ def _announce_one(checkpoint: OneCheckpoint, arena: WeightArena) -> None:
         "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
         checkpoint.method, checkpoint.kind, aside,
     )  # fmt: skip
+
+
+def _aside(checkpoint: OneCheckpoint | MixedCheckpoint) -> str:
+    """What of the checkpoint is not used, as the end of a line."""
+    return f"; not used: {checkpoint.note}" if checkpoint.note else ""
 
 
 def _announce_experts(arena: WeightArena) -> None:
