@@ -15,6 +15,7 @@ MODES = {
     "engine": ("stoker_runtime.bench.engine_mode", "the engine itself, its output checked, beside vLLM's figures"),
     "accuracy": ("stoker_runtime.bench.accuracy_mode", "what a quantization costs on a real model and text"),
     "drafts": ("stoker_runtime.bench.drafts_mode", "what verifying drafts costs, and what they bring, by kind of text"),
+    "sampling": ("stoker_runtime.bench.sampling.mode", "what each way to choose tokens costs, beside greedy choice"),
     "profile": ("stoker_runtime.bench.profile_step", "one decode step, kernel by kernel, on a GPU"),
     "start": ("stoker_runtime.bench.start_mode", "process start to first token, and the server's host memory"),
     "http": ("stoker_runtime.bench.http_load", "a running server, by clients that wait for each answer"),

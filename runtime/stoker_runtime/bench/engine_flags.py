@@ -24,9 +24,9 @@ SAMPLING_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of `stoker bench engine`."""
-    flags = argparse.ArgumentParser(prog="stoker bench engine", description=DESCRIPTION)
+def parser(prog: str = "stoker bench engine", description: str = DESCRIPTION) -> argparse.ArgumentParser:
+    """The flags of `stoker bench engine`, which other benches of an engine have, too."""
+    flags = argparse.ArgumentParser(prog=prog, description=description)
     flags.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
     flags.add_argument("--shape", default="", help="random weights: qwen2.5-7b and others, or a folder's config")

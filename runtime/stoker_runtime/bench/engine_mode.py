@@ -272,12 +272,13 @@ def _time_ranks(args: argparse.Namespace, config: EngineConfig, told: Connection
         told.send(error)
 
 
-def introduce(executor: Executor, start_seconds: float) -> dict[str, str]:
-    """Print what the executor says of itself; → that."""
+def introduce(executor: Executor, start_seconds: float | None = None) -> dict[str, str]:
+    """Print what the executor says of itself, and how long its start took where that was measured; → the former."""
     described = executor.describe()
     for name, value in described.items():
         print(f"# {name}: {value}")
-    print(f"# start with all graphs: {start_seconds:.2f} s")
+    if start_seconds is not None:
+        print(f"# start with all graphs: {start_seconds:.2f} s")
     return described
 
 
