@@ -111,6 +111,14 @@ def test_a_bad_body_that_is_taken_is_wrong(server: Running) -> None:
     assert tally.ends == {("bad body", "wrong"): 2}
 
 
+def test_what_is_left_of_a_stream_that_failed_is_no_answer_to_the_next_request(server: Running) -> None:
+    server.engine.fail_after = 2
+    kinds = {name: KINDS[name] for name in ("stream", "bad body")}
+    tally = run(load_of(server, streams=1, requests=12, kinds=kinds))
+    assert {("stream", "failed"), ("bad body", "ok")} <= tally.ends.keys()
+    assert tally.wrong.keys() == {("stream", "failed")}
+
+
 def test_what_is_held_is_seen_while_it_is_held(server: Running) -> None:
     server.engine.delay = 60.0
 

@@ -56,7 +56,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """One way at one N: tokens a second, milliseconds a token after the first, and its cost against `greedy_tok_s`."""
+    """One way at one N: tokens a second, its cost against `greedy_tok_s`, and TPOT in milliseconds: (wall - that of a
+    greedy round of one token) / (output length - 1).
+    """
 
     n: int
     way: str
@@ -105,20 +107,18 @@ class SamplingBench:
         n = len(work.inputs)
         warm = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work
         for way in chosen:
-            for _ in range(2):  # a shape's second step captures its graph
-                self._round(warm, way, 1)
+            self._round(warm, way, 1)
         rounds = [[self._round(work, way, 2 + turn) for way in chosen] for turn in range(ROUNDS)]
-        begun = [[self._round(work.capped(1), way, 2 + turn).wall for way in chosen] for turn in range(ROUNDS)]
+        prefill = min(self._round(work.capped(1), chosen[0], 2 + turn).wall for turn in range(ROUNDS))
         tokens, longest = sum(work.outputs), max(work.outputs)
         walls = [min(each.wall for each in of_way) for of_way in zip(*rounds, strict=True)]
-        first = [min(of_way) for of_way in zip(*begun, strict=True)]
         return [
             SampledRow(
                 n=n, way=way.name, tok_s=tokens / wall, greedy_tok_s=tokens / walls[0],
                 tpot_ms=(wall - prefill) / max(longest - 1, 1) * 1e3,
                 verdict=self._verdict(way, measured),
             )
-            for way, wall, prefill, measured in zip(chosen, walls, first, rounds[-1], strict=True)
+            for way, wall, measured in zip(chosen, walls, rounds[-1], strict=True)
         ]  # fmt: skip
 
     def _round(self, work: Work, way: Way, seed: int) -> Round:

@@ -235,7 +235,7 @@ async def _one(fault: str, scene: Scene) -> Healed:
     ends = load.tally.ends - before
     named = {end: sum(count for (_, each), count in ends.items() if each == end) for end in {end for _, end in ends}}
     if wrong := named.get("wrong", 0):
-        words = [each for kept in load.tally.wrong.values() for each in kept if each.startswith("wrong")]
+        words = [each for (_, end), kept in load.tally.wrong.items() if end == "wrong" for each in kept]
         trouble = f"{wrong} answers were wrong: {words[-3:]}"
     return Healed(fault, len(opened), named, named.get("unended", 0), last, ready, trouble)
 

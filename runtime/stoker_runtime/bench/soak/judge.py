@@ -40,7 +40,7 @@ def judge_answers(tally: Tally) -> Finding:
     """Whether each request ended as it should."""
     kinds = {kind for kind, _ in tally.ends}
     bad = sum(tally.count(end) for end in ("wrong", "failed", "cut", "unended"))
-    words = [f"{kind}: {each}" for kind, kept in tally.wrong.items() for each in kept]
+    words = [f"{kind}: {each}" for (kind, _), kept in tally.wrong.items() for each in kept]
     said = f"{tally.requests - bad} of {tally.requests} requests of {len(kinds)} kinds ended as they should"
     said += f" ({tally.count('full')} of them with 429), {tally.tokens} tokens, at most {tally.most_streams} streams"
     return Finding("answers", bad == 0 and tally.requests > 0, "; ".join([said, *words]))

@@ -164,9 +164,11 @@ class Load:
             self.tally.ended(name, "full")
             await asyncio.sleep(FULL_SECONDS)
         except Failed as error:
+            visit.wire.leave()  # the end of a stream that ended by an error has not been read
             self.tally.ended(name, "failed", str(error))
             await asyncio.sleep(FULL_SECONDS)
         except Wrong as error:
+            visit.wire.leave()
             self.tally.ended(name, "wrong", str(error))
         except TimeoutError:
             visit.wire.leave()

@@ -1,7 +1,7 @@
 """What a soak counts while it runs: requests by kind and end, gaps between tokens by tenth, memory by second.
 
 Invariants: bounded memory, however long it runs: gaps are counts by size (within 2%), samples one a second, words of
-what went wrong a few of each kind. All counting happens in one event loop.
+what went wrong a few of each kind and end. All counting happens in one event loop.
 Knows nothing of what a request was, and judges nothing.
 """
 
@@ -72,11 +72,12 @@ class Sampled:
 class Tally:
     """Everything counted. `ends` has `(kind, end)`, where an end is ok, full (429), or a word of what went wrong.
 
-    `gaps` are between tokens, `late` is how much later than asked this program itself came to look, both by tenth.
+    `wrong` has the last words of each such pair that is not ok. `gaps` are between tokens, `late` is how much later
+    than asked this program itself came to look, both by tenth.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
-    wrong: dict[str, deque[str]] = field(default_factory=dict)
+    wrong: dict[tuple[str, str], deque[str]] = field(default_factory=dict)
     tokens: int = 0
     most_streams: int = 0
     gaps: list[Gaps] = field(default_factory=lambda: [Gaps() for _ in range(TENTHS)])
@@ -88,7 +89,7 @@ class Tally:
         """Count one request of `kind`; `words` say what was wrong with it."""
         self.ends[kind, end] += 1
         if words:
-            self.wrong.setdefault(kind, deque(maxlen=KEPT_WORDS)).append(f"{end}: {words}")
+            self.wrong.setdefault((kind, end), deque(maxlen=KEPT_WORDS)).append(f"{end}: {words}")
 
     @property
     def requests(self) -> int:
