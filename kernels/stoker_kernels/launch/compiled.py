@@ -128,9 +128,13 @@ class _Watch(TorchDispatchMode):
 
 
 def _only_views(found: Any, given: Any) -> bool:
-    stored = {each.untyped_storage().data_ptr() for each in tree_leaves(given) if isinstance(each, torch.Tensor)}
-    results = tree_leaves(found)
-    return all(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in stored for each in results)
+    stored = {_stored(each) for each in tree_leaves(given) if isinstance(each, torch.Tensor)} - {None}
+    return all(isinstance(each, torch.Tensor) and _stored(each) in stored for each in tree_leaves(found))
+
+
+def _stored(tensor: torch.Tensor) -> int | None:
+    """Where the tensor's memory begins; None of one whose memory only a library knows, as oneDNN's packed weights."""
+    return None if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
 @functools.cache

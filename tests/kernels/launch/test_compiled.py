@@ -67,6 +67,8 @@ def test_a_tape_computes_anew_what_lies_where_it_lay() -> None:
         lambda x: torch.zeros_like(x),
         lambda x: x.t().contiguous(),
         lambda x: refuse_tape("it reads values"),
+        lambda x: x.to_mkldnn(),  # whose memory has no address
+        lambda x: x.to_mkldnn().to_dense(),
     ],
 )
 def test_what_torch_computes_has_no_tape(computes: Callable[[torch.Tensor], object]) -> None:

@@ -111,8 +111,10 @@ def test_weights_that_moved_are_read_where_they_are(file: Path) -> None:
     assert tapes_of(llm).recorded == 1
 
 
-def test_a_model_that_torch_computes_has_none() -> None:
-    llm = opened("shape:tiny", dtype="float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_that_torch_computes_has_none(dtype: str) -> None:
+    """In bfloat16, where the processor has it, weights are packed by a library that tells no addresses."""
+    llm = opened("shape:tiny", dtype=dtype)
     llm.generate_tokens([[1, 2, 3]], [SamplingParams(max_tokens=9, ignore_eos=True)])
     assert tapes_of(llm).recorded == 0
     assert not tapes_of(llm)._enabled
