@@ -8,11 +8,11 @@ Knows nothing of torch: dtypes and devices are names.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from stoker_runtime.drafts.settings import NAME, Drafting, read_drafting
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.nodes import NodeSettings
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -26,6 +26,7 @@ QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
 ISQ_BLOCKS = ("q8_0", "q4k")
 ISQ_KINDS = ("none", "fp8", "w4", *ISQ_BLOCKS)
 QUANTIZED_HEADS = ("none", "fp8")
+QUANTIZED_EMBEDDINGS = ("none", "q8_0")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")
@@ -47,33 +48,6 @@ class LoraModule:
 
 
 @dataclass(frozen=True, slots=True)
-class KvEventsConfig:
-    """Whether and where what the prefix cache gains and loses is published, in vLLM's words.
-
-    `publisher` "zmq" or "null", "" for what `enable_kv_cache_events` says. `endpoint` is bound where it names no host
-    (`tcp://*:5557`), and connected to else. At `replay_endpoint`, which is bound, the last `buffer_steps` messages can
-    be asked for again. Beyond `max_queue_size` messages that wait to be sent, or `hwm` of a subscriber, some are lost.
-    """
-
-    enable_kv_cache_events: bool = False
-    publisher: str = ""
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
-
-    @property
-    def publishes(self) -> bool:
-        """Whether anything is published."""
-        return self.enable_kv_cache_events and self.publisher != "null"
-
-    def __str__(self) -> str:
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig(NodeSettings):
     """Everything the engine process needs. Sizes are tokens, pages or GiB as named.
 
@@ -85,8 +59,9 @@ class EngineConfig(NodeSettings):
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
     prefixes; 0: none. Of models whose layers keep states, those of `num_state_snapshots` prefixes are kept; 0: by
     `max_num_seqs`. `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
-    `quantize_head` is what the output head becomes at load, tied or not. `isq` is `quantization` at load with no more
-    than a few matrices in 16 bits on the device at any time.
+    `quantize_head` is what the output head becomes at load, tied or not, and `quantize_embedding` what the embedding
+    does, a head tied to it as well. `isq` is `quantization` at load with no more than a few matrices in 16 bits on the
+    device at any time.
     `kernels` pins implementations: {"linear": "cublas"}. `kv_events_config` None publishes nothing of the prefix cache.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
@@ -111,6 +86,7 @@ class EngineConfig(NodeSettings):
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
     quantize_head: str = "none"
+    quantize_embedding: str = "none"
     isq: str = "none"
     device: str = "auto"
     max_model_len: int = 0
@@ -174,6 +150,7 @@ class EngineConfig(NodeSettings):
             ("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES),
             ("quantization", self.quantization, QUANTIZATIONS),
             ("quantize_head", self.quantize_head, QUANTIZED_HEADS),
+            ("quantize_embedding", self.quantize_embedding, QUANTIZED_EMBEDDINGS),
             ("isq", self.isq, ISQ_KINDS),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),

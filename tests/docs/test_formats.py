@@ -10,7 +10,7 @@ import pytest
 from tests.docs.test_documents import ROOT, anchors
 
 from stoker_kernels.quant import BLOCK_FORMATS
-from stoker_runtime.config import ISQ_KINDS, QUANTIZATIONS, QUANTIZED_HEADS
+from stoker_runtime.config import ISQ_KINDS, QUANTIZATIONS, QUANTIZED_EMBEDDINGS, QUANTIZED_HEADS
 from stoker_runtime.models.quantization.quantized_checkpoint import METHODS
 
 PAGE, HEADING = "docs/features.md", "## Quantization formats"
@@ -59,6 +59,7 @@ def test_every_format_has_a_row() -> None:
     wanted = {*METHODS, *QUANTIZATIONS} - set(UNNAMED)
     wanted |= {f"--isq {kind}" for kind in ISQ_KINDS if kind not in UNNAMED}
     wanted |= {f"--quantize-head {kind}" for kind in QUANTIZED_HEADS if kind not in UNNAMED}
+    wanted |= {f"--quantize-embedding {kind}" for kind in QUANTIZED_EMBEDDINGS if kind not in UNNAMED}
     assert wanted - named == set()
     in_blocks = [set(re.findall(r"\w+", row[0])) for row in ROWS if "gguf" in row[1]]
     assert set(BLOCK_FORMATS) - set.union(*in_blocks) == set()

@@ -167,6 +167,7 @@ class PagedModel:
         *,
         quantization: str = "none",
         head: str = "none",
+        embedding: str = "none",
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
         layers: int | None = None,
@@ -178,7 +179,7 @@ class PagedModel:
         """`planes`: GGUF's blocks rest as on a GPU."""
         source = read_source(model)
         resting = "cuda" if planes else device.type
-        blocks = plan_blocks(with_head(build_spec(source), head), source, quantization, resting)
+        blocks = plan_blocks(with_head(build_spec(source), head), source, quantization, resting, embedding=embedding)
         blocks.announce(str(dtype).removeprefix("torch."))
         self.spec = blocks.spec
         if layers is not None:

@@ -64,6 +64,8 @@ def _reported(service: InferenceService, model: FetchedModel) -> tuple[WeightRep
     if asked == "GGUF" and (several or head):
         beside = "several ranks" if several else "--quantize-head"
         return f"model.quantization is GGUF, which the engine refuses with {beside}"
+    if _quantizes_embedding(service) and (several or report.pools or not report.q8_embedding):
+        return "--quantize-embedding is given, which the engine refuses for this model, or which was not reported"
     if report.pools and (several or head):
         return f"The engine refuses {'several ranks' if several else '--quantize-head'} for a model that pools"
     return report, kind
@@ -81,7 +83,8 @@ def _of_fullest(service: InferenceService, report: WeightReport, kind: KindBytes
     """The first stage has the embedding, the last one the head, and the layers may be fullest with either."""
     tensor, stages = service.parallelism.tensor, service.parallelism.pipeline
     head = report.fp8_head if _quantizes_head(service) else kind.head
-    ends = kind.embedding + head if stages == 1 else max(kind.embedding, head)
+    embedding = report.q8_embedding if _quantizes_embedding(service) else kind.embedding
+    ends = embedding + head if stages == 1 else max(embedding, head)
     told = min(stages, len(report.stages))
     share = report.stages[told - 1] / report.stages[0] * told / stages
     return _of_rank(kind.ranks, tensor) * share + ends / tensor
@@ -99,3 +102,7 @@ def _of_rank(ranks: tuple[int, ...], tensor: int) -> float:
 
 def _quantizes_head(service: InferenceService) -> bool:
     return given(service).get("quantize-head", "none") != "none"
+
+
+def _quantizes_embedding(service: InferenceService) -> bool:
+    return given(service).get("quantize-embedding", "none") != "none"

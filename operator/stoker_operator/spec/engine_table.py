@@ -74,6 +74,7 @@ SETTINGS: frozenset[str] = frozenset({
     "pooler-config",
     "port",
     "quantization",
+    "quantize-embedding",
     "quantize-head",
     "rate-limit-requests-per-minute",
     "rate-limit-tokens-per-minute",

@@ -30,8 +30,9 @@ class WeightReport:
     """The kinds by the engine's names; one that it refuses for this checkpoint is not there.
 
     `stages`: bytes of the layers of the fullest of 1, 2, 3, … stages of a pipeline, as the checkpoint has them;
-    `fp8_head`: of the head with --quantize-head fp8. `method`: how the checkpoint is quantized, "" where it is not;
-    `pools`: the model embeds or scores, and has no head.
+    `fp8_head`: of the head with --quantize-head fp8; `q8_embedding`: of the embedding with --quantize-embedding q8_0, 0
+    where the engine refuses that, or nothing was reported of it. `method`: how the checkpoint is quantized, "" where it
+    is not; `pools`: the model embeds or scores, and has no head.
     """
 
     stages: tuple[int, ...]
@@ -39,6 +40,7 @@ class WeightReport:
     kinds: Mapping[str, KindBytes]
     method: str = ""
     pools: bool = False
+    q8_embedding: int = 0
 
 
 def read_weights(raw: Any) -> WeightReport | None:
@@ -46,7 +48,8 @@ def read_weights(raw: Any) -> WeightReport | None:
     try:
         kinds = {str(name): _kind(each) for name, each in raw["kinds"].items()}
         method, pools = str(raw["method"]), bool(raw["pools"])
-        return WeightReport(_sizes(raw["stages"]), _size(raw["fp8Head"]), kinds, method, pools)
+        embedding = _size(raw.get("q8Embedding", 0))
+        return WeightReport(_sizes(raw["stages"]), _size(raw["fp8Head"]), kinds, method, pools, embedding)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -55,7 +58,7 @@ def weights_status(report: WeightReport) -> dict[str, Any]:
     """As it was read."""
     kinds = {name: {**asdict(kind), "ranks": list(kind.ranks)} for name, kind in report.kinds.items()}
     told = {"method": report.method, "pools": report.pools, "fp8Head": report.fp8_head}
-    return {**told, "stages": list(report.stages), "kinds": kinds}
+    return {**told, "q8Embedding": report.q8_embedding, "stages": list(report.stages), "kinds": kinds}
 
 
 def told_weights(size: int, kinds: Iterable[str], method: str = "") -> WeightReport:

@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
     flags.add_argument("--isq", default="none", help="of the second run: fp8, w4, q8_0 or q4k")
     flags.add_argument("--quantize-head", default="none", help="of the second run, e.g. fp8")
+    flags.add_argument("--quantize-embedding", default="none", help="of the second run, e.g. q8_0")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")
     flags.add_argument("--device", default="auto")
@@ -139,12 +140,14 @@ def run(args: argparse.Namespace) -> Accuracy:
         ("quantization", ("auto", "none")),
         ("isq", ("none",)),
         ("quantize_head", ("none",)),
+        ("quantize_embedding", ("none",)),
         ("kv_cache_dtype", ("auto",)),
     )
     unchanged = all(getattr(args, name) in values for name, values in defaults)
     if unchanged and not args.other:
         raise ConfigError(
-            "Name what to measure: --quantization, --isq, --quantize-head, --kv-cache-dtype or --other.",
+            "Name what to measure: --quantization, --isq, --quantize-head, --quantize-embedding, --kv-cache-dtype or "
+            "--other.",
             param="quantization",
         )
     if args.window < 2 or args.tokens < 2:
@@ -164,6 +167,7 @@ def run(args: argparse.Namespace) -> Accuracy:
         quantization=args.quantization,
         isq=args.isq,
         quantize_head=args.quantize_head,
+        quantize_embedding=args.quantize_embedding,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     if args.other:
@@ -179,6 +183,7 @@ def print_table(found: Accuracy, args: argparse.Namespace) -> None:
     named = f"quantization {args.quantization}, KV cache {args.kv_cache_dtype}"
     named = named if args.isq == "none" else f"isq {args.isq}, KV cache {args.kv_cache_dtype}"
     named = named if args.quantize_head == "none" else f"{named}, head {args.quantize_head}"
+    named = named if args.quantize_embedding == "none" else f"{named}, embedding {args.quantize_embedding}"
     named = f"{args.other}, {named}" if args.other else named
     lines = [
         ("positions", f"{found.positions:,}"),

@@ -42,6 +42,7 @@ def parser(prog: str = "stoker bench engine", description: str = DESCRIPTION) ->
     flags.add_argument("--quantization", default="auto")
     flags.add_argument("--isq", default="none")
     flags.add_argument("--quantize-head", default="none")
+    flags.add_argument("--quantize-embedding", default="none")
     flags.add_argument("--kv-cache-dtype", default="auto")
     flags.add_argument("--device", default="auto")
     flags.add_argument("--max-num-seqs", type=int, default=0)
@@ -94,6 +95,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         quantization=args.quantization,
         isq=args.isq,
         quantize_head=args.quantize_head,
+        quantize_embedding=args.quantize_embedding,
         kv_cache_dtype=args.kv_cache_dtype,
         device=args.device,
         max_num_seqs=args.max_num_seqs,
@@ -141,6 +143,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     precision = config.dtype if config.quantization == "none" else config.quantization
     if config.quantize_head != "none":
         precision = f"{precision}-head-{config.quantize_head}"
+    if config.quantize_embedding != "none":
+        precision = f"{precision}-embedding-{config.quantize_embedding}"
     if config.kv_cache_dtype == "fp8":
         precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
     if args.adapters:

@@ -21,8 +21,8 @@ from typing import Any
 import msgpack
 import zmq
 
-from stoker_runtime.config import KvEventsConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.kvcache.journal import CacheCleared, CacheEvent, CacheJournal, PagesCached
 from stoker_runtime.request import Adapter, EngineStats
 

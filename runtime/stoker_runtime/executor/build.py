@@ -141,7 +141,10 @@ def _build(
         memory = device_memory(device, ahead.reserved if ahead else 0)
         spec = requantized(config, spec)
         refused = decoding_reason(config, spec, device.type)
-        blocks = plan_blocks(spec, source, asked_quantization(config), device.type, refused=refused, whole=whole)
+        blocks = plan_blocks(
+            spec, source, asked_quantization(config), device.type, refused=refused, whole=whole,
+            embedding=config.quantize_embedding,
+        )  # fmt: skip
         spec = blocks.spec
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
         blocks.announce(config.dtype)

@@ -52,6 +52,12 @@ def resolve_pooling(
             )
     if config.quantize_head != "none":
         raise ConfigError("A model that pools has no output head; leave --quantize-head out.", param="quantize_head")
+    if config.quantize_embedding != "none":
+        raise ConfigError(
+            f"quantize_embedding is {config.quantize_embedding}, which makes blocks for models that generate; leave it "
+            "out.",
+            param="quantize_embedding",
+        )
     encoder = isinstance(spec, EncoderSpec)
     if config.quantization == KEPT:
         raise ConfigError(

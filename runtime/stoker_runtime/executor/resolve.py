@@ -198,7 +198,7 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
                 param="quantization",
             )
         if asked in ("auto", "gguf"):
-            return "gguf" if spec.blocks else "none"
+            return "gguf" if spec.blocks.keys() - spec.made else "none"
         return asked
     floats = all(isinstance(each, Fp8Checkpoint) for each in parts_of(checkpoint))
     if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):

@@ -67,7 +67,7 @@ class ModelSpec:
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
     `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `mixed`: in which of its
     schemes each is, or each of its pieces, where it has several; `requantized`: they become something else at load, and
-    those with them. `blocks`: the matrices that stay as their GGUF file has them. `dtype`
+    those with them. `blocks`: the matrices that rest as GGUF has them, as in a file or `made` at load. `dtype`
     is that of the rest. `max_position` is the longest context the rotary table is right for.
 
     Norms: `pre_norms` stand before attention and feed-forward, `post_norms` norm what these give before it is added to
@@ -145,6 +145,7 @@ class ModelSpec:
     mixed: Mapping[str, Pieces] = dataclasses.field(default_factory=dict, hash=False)
     requantized: bool = False
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
+    made: frozenset[str] = frozenset()
     part: Part | None = None
     head_kind: str = ""
     scores: bool = False

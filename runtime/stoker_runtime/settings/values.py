@@ -12,7 +12,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from stoker_runtime.config import RUNNERS, KvEventsConfig, LoraModule
+from stoker_runtime.config import RUNNERS, LoraModule
+from stoker_runtime.kv_events_settings import KvEventsConfig
 
 
 class BadValue(ValueError):

@@ -159,7 +159,10 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     parts = [spec] if config.ranks == 1 else [split_spec(spec, place) for place in ranks]
     parts = [requantized(config, part) for part in parts]
     plans = [
-        plan_blocks(part, source, asked, device.type, refused=decoding_reason(config, part, device.type), whole=spec)
+        plan_blocks(
+            part, source, asked, device.type, refused=decoding_reason(config, part, device.type), whole=spec,
+            embedding=config.quantize_embedding,
+        )
         for part in parts
     ]
     parts = [plan.spec for plan in plans]

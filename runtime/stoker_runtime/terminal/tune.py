@@ -66,7 +66,8 @@ def measure(config: EngineConfig, *, again: bool) -> int:
     source = read_source(config.model)
     whole = with_head(build_spec(source), config.quantize_head)
     refused = decoding_reason(config, whole, device.type) if config.ranks == 1 else "blocks are not shared among ranks"
-    whole = plan_blocks(whole, source, asked_quantization(config), device.type, refused=refused).spec
+    asked, embedding = asked_quantization(config), config.quantize_embedding
+    whole = plan_blocks(whole, source, asked, device.type, refused=refused, embedding=embedding).spec
     config = resolve(config, whole, device.type, device_memory(device).total, cpu_bf16=multiplies_bf16())
     tensors, stages = config.tensor_parallel_size, config.pipeline_parallel_size
     ranks = places(tensors, stages, whole_experts=config.enable_expert_parallel)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
@@ -22,6 +23,8 @@ KEPT = "gguf"
 """The value of `--quantization` that keeps blocks."""
 MADE = {"q8_0": ("Q8_0",), "q4k": ("Q4_K", "Q8_0")}
 """Values of `--isq` that make blocks: the formats, of which a matrix gets the first that its rows fill."""
+EMBEDDING_MADE = {"q8_0": "Q8_0"}
+"""What each value of `--quantize-embedding` makes of the embedding."""
 FIELDS = ("embed", "head", "qkv", "output", "gate_up", "down", "shared_gate_up", "shared_down")
 """The matrices that are multiplied one by one; experts and routers are not."""
 BLOCK_COLUMNS = {
@@ -108,6 +111,25 @@ def made_formats(spec: ModelSpec, formats: tuple[str, ...]) -> tuple[Formats, Ma
     return made, others
 
 
+def embedding_format(spec: ModelSpec, name: str) -> Formats:
+    """The embedding to become blocks of `name` at load.
+
+    Raises ConfigError for rows that fill no blocks, and for a table that blocks cannot be looked up in.
+    """
+    problems = (
+        (spec.part is not None, "several ranks share the table, and blocks are not shared"),
+        (_is_scaled(spec), f"{spec.architecture} scales its table, or adds positions to it"),
+        (spec.hidden % BLOCK_COLUMNS[name] > 0, f"rows of {spec.hidden} fill no blocks of {BLOCK_COLUMNS[name]}"),
+    )
+    for holds, problem in problems:
+        if holds:
+            raise ConfigError(
+                f"quantize_embedding is {name.lower()}, but {problem}; leave --quantize-embedding out.",
+                param="quantize_embedding",
+            )
+    return {"embed": [(name, spec.vocab_rows)]}
+
+
 def in_planes(spec: ModelSpec, formats: Formats) -> ModelSpec:
     """The spec with these matrices in planes, as far as their bytes go."""
 
@@ -120,9 +142,10 @@ def in_planes(spec: ModelSpec, formats: Formats) -> ModelSpec:
 def in_blocks(
     spec: ModelSpec, formats: Formats, parts: Callable[[list[tuple[str, int]], int], tuple[BlockPart, ...]]
 ) -> ModelSpec:
-    """The spec with these matrices in blocks; `parts`: (formats and rows of the pieces, columns) → how they rest."""
+    """The spec with these matrices in blocks, too; `parts`: (formats and rows of pieces, columns) → how they rest."""
     columns = {each.name: each.shape[1] for each in spec.parameters() if each.name in formats}
-    return replace(spec, blocks={name: parts(pieces, columns[name]) for name, pieces in formats.items()})
+    more = {name: parts(pieces, columns[name]) for name, pieces in formats.items()}
+    return replace(spec, blocks={**spec.blocks, **more})
 
 
 def plane_bytes(name: str, columns: int) -> int:

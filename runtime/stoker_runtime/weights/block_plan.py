@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +28,12 @@ from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.block_formats import (
+    EMBEDDING_MADE,
     FIELDS,
     KEPT,
     MADE,
     Stored,
+    embedding_format,
     in_blocks,
     made_formats,
     stored,
@@ -108,15 +110,34 @@ def decoding_reason(config: EngineConfig, spec: ModelSpec, device: str) -> str:
 
 
 def plan_blocks(
-    spec: ModelSpec, source: ModelSource, asked: str, device: str, *, refused: str = "", whole: ModelSpec | None = None
+    spec: ModelSpec, source: ModelSource, asked: str, device: str, *, refused: str = "", whole: ModelSpec | None = None,
+    embedding: str = "none",
 ) -> BlockPlan:
     """What rests in blocks on `device` ("cpu" or "cuda"): of a GGUF file where `asked` is "gguf", "auto" or "none", or
-    made at load where it is a value of MADE; nothing else.
+    made at load where it is a value of MADE; and the embedding, where `embedding` is a value of EMBEDDING_MADE.
 
     `refused` is why no blocks of a file stay that nobody asked to (`decoding_reason`); `whole` is the model that `spec`
-    is a rank's part of. Raises ConfigError, where blocks are asked for, for a model that is no GGUF file, and for
-    blocks of a file that several ranks share.
+    is a rank's part of. Raises ConfigError, where blocks are asked for, for a model that is no GGUF file, for blocks of
+    a file that several ranks share, and for an embedding that cannot be made so.
     """
+    if embedding == "none":
+        return _kept_or_made(spec, source, asked, device, refused, whole, frozenset())
+    plan = _kept_or_made(spec, source, asked, device, refused, whole, frozenset({"embed"}))
+    return _with_embedding(plan, EMBEDDING_MADE[embedding], device)
+
+
+def _with_embedding(plan: BlockPlan, name: str, device: str) -> BlockPlan:
+    _refuse_uncompiled("quantize_embedding", name.lower(), device)
+    spec = in_blocks(plan.spec, embedding_format(plan.spec, name), partial(_parts, device=device))
+    held = f"{plan.held}, and the embedding in {name}" if plan.held else f"the embedding in {name}"
+    return replace(plan, spec=replace(spec, made=spec.made | {"embed"}), held=held)
+
+
+def _kept_or_made(
+    spec: ModelSpec, source: ModelSource, asked: str, device: str, refused: str, whole: ModelSpec | None,
+    others: frozenset[str],
+) -> BlockPlan:
+    """The plan of all but `others`, names of what becomes something else."""
     path = source.path if source.kind is SourceKind.GGUF else None
     if asked in MADE:
         _refuse_uncompiled("isq", asked, device)
@@ -124,8 +145,8 @@ def plan_blocks(
     if asked in UNASKED and path is not None:
         reason = f"--quantization {asked} was given" if asked == "none" else refused
         if reason:
-            return _all_decoded(spec, whole or spec, path, reason, wanted=asked == "none")
-        return _planned(spec, path, device, asked=False)
+            return _all_decoded(spec, whole or spec, path, reason, others, wanted=asked == "none")
+        return _planned(spec, path, device, others, asked=False)
     if asked != KEPT:
         return BlockPlan(spec)
     if path is None:
@@ -139,7 +160,7 @@ def plan_blocks(
             param="quantization",
         )
     _refuse_uncompiled("quantization", asked, device)
-    return _planned(spec, path, device, asked=True)
+    return _planned(spec, path, device, others, asked=True)
 
 
 def _is_in_blocks(each: Stored) -> bool:
@@ -147,15 +168,19 @@ def _is_in_blocks(each: Stored) -> bool:
     return each.parameter.kind != EXPERTS_KIND and any(name not in PLAIN_DTYPES for name, _ in each.formats)
 
 
-def _all_decoded(spec: ModelSpec, whole: ModelSpec, path: Path, reason: str, *, wanted: bool) -> BlockPlan:
-    named = [each for each in stored(whole, path) if _is_in_blocks(each)]
+def _all_decoded(
+    spec: ModelSpec, whole: ModelSpec, path: Path, reason: str, others: frozenset[str], *, wanted: bool
+) -> BlockPlan:
+    named = [each for each in stored(whole, path) if _is_in_blocks(each) and each.parameter.name not in others]
     return BlockPlan(spec, decoded=_decoded({reason: named} if named else {}), wanted=wanted)
 
 
-def _planned(spec: ModelSpec, path: Path, device: str, *, asked: bool) -> BlockPlan:
+def _planned(spec: ModelSpec, path: Path, device: str, others: frozenset[str], *, asked: bool) -> BlockPlan:
     kept: dict[str, list[tuple[str, int]]] = {}
     decoded: dict[str, list[Stored]] = defaultdict(list)
     for each in stored(spec, path):
+        if each.parameter.name in others:
+            continue
         reason = why_decoded(spec, each) or ("" if asked or device != "cpu" else why_slower(spec, each))
         if not reason:
             kept[each.parameter.name] = each.formats
@@ -189,7 +214,7 @@ def _made(spec: ModelSpec, formats: tuple[str, ...], device: str) -> BlockPlan:
     made, others = made_formats(spec, formats)
     why = f"rows fill no blocks of {BLOCK_FORMATS[formats[0]][0]} ({formats[0]})"
     texts = tuple(f"{why}; {held}: {_shown(names)}" for held, names in others.items())
-    spec = in_blocks(spec, made, partial(_parts, device=device))
+    spec = replace(in_blocks(spec, made, partial(_parts, device=device)), made=frozenset(made))
     return BlockPlan(spec, "in blocks made at load", others=texts)
 
 

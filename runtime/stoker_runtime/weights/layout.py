@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker_kernels.block_gemm import encode_blocks, store_planes
+from stoker_kernels.block_gemm import block_rows, encode_blocks, store_planes
 from stoker_kernels.integer_gemm import best_layout, store_integers
 from stoker_kernels.moe import ExpertKind, ExpertWeights, quantize_mxfp4, quantize_nvfp4
 from stoker_kernels.quant import (
@@ -111,6 +111,13 @@ class WeightArena:
         for first in range(0, whole.shape[0], rows):
             codes, scale, zero = quantize_integers(whole[first : first + rows], place.bits, place.group)
             self.store_integers(name, first, codes, scale, zero)
+
+    def table(self) -> Tensor:
+        """The numbers of the embedding [V, H], in the model's type."""
+        if "embed" not in self.blocks:
+            return self.dense["embed"]
+        ids = torch.arange(self.spec.vocab_rows, dtype=torch.int32, device=self.device)
+        return block_rows(ids, self.blocks["embed"], self.dtype)
 
     def _quantize_fp4(self, name: str, whole: Tensor) -> None:
         factor = None

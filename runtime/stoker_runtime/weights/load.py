@@ -30,7 +30,6 @@ from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.block_formats import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
     ENCODINGS,
@@ -179,7 +178,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
         stored = stored_kind(parameter, arena.quantization)
         if parameter.name not in routes or stored == EXPERTS_KIND:
             continue
-        if parameter.blocks and arena.quantization not in MADE:
+        if parameter.blocks and parameter.name not in arena.spec.made:
             kept, waiting = _keep_blocks(arena, parameter, routes[parameter.name], lanes)
             copies += kept
             _wait_for(lanes, pending, waiting, arena.num_bytes)

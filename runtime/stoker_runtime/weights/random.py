@@ -38,7 +38,7 @@ def fill_random(arena: WeightArena, seed: int, cut: RankCut | None = None) -> No
             continue
         if stored_kind(parameter, arena.quantization) != "dense":
             if parameter.name == "head" and arena.spec.tie_embeddings:
-                arena.quantize("head", arena.dense["embed"])
+                arena.quantize("head", arena.table())
                 continue
             weight = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
             arena.quantize(parameter.name, _draw(weight, parameter, arena.spec.num_layers, generator))

@@ -63,6 +63,7 @@ Build = Callable[..., InferenceService]
 SEED = random.SystemRandom().randrange(1 << 30)
 KINDS = (*QUANTIZATIONS, *IN_SITU)
 HEAD = ("--quantize-head", "fp8")
+ENDS = (*HEAD, "--quantize-embedding", "q8_0")
 
 
 def fetched(path: Path, size: int = 0) -> FetchedModel:
@@ -100,7 +101,10 @@ class Engine:
                 continue  # none is fuller than the first or the last
             part = requantized(config, split_spec(whole, place))
             refused, asked = decoding_reason(config, part, device), asked_quantization(config)
-            spec = plan_blocks(part, self.source, asked, device, refused=refused, whole=whole).spec
+            embedding = config.quantize_embedding
+            spec = plan_blocks(
+                part, self.source, asked, device, refused=refused, whole=whole, embedding=embedding
+            ).spec
             resolved = resolve(config, spec, device)
             sizes.append(spec.parameter_bytes(dtype or resolved.dtype, resolved.quantization))
         return max(sizes)
@@ -133,14 +137,16 @@ def check(service: InferenceService, engine: Engine, model: FetchedModel) -> boo
 
 
 def check_all(service: Build, path: Path) -> set[str]:
-    """Each kind with and without a head in 8 bits, on one GPU and on two. Returns the kinds that start on one."""
+    """Each kind with and without a head and an embedding in 8 bits, on one GPU and on two. Returns the kinds that
+    start on one.
+    """
     engine, model = Engine(path), fetched(path)
     started = {
         (tensor, args): {kind for kind in KINDS if check(service(**spec_of(kind, tensor, 1, args)), engine, model)}
         for tensor in (1, 2)
-        for args in ((), HEAD)
+        for args in ((), HEAD, ENDS, ENDS[2:])
     }
-    assert all("Auto" in kinds for kinds in started.values())
+    assert all("Auto" in kinds for (tensor, args), kinds in started.items() if tensor == 1 or ENDS[2] not in args)
     return started[1, ()]
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_measured_is_said(checkpoint: Path, tmp_path: Path, capsy
         assert accuracy_mode.main([str(checkpoint), "--device", "cpu", *flags]) == status
         return capsys.readouterr().err
 
-    assert "--quantization, --isq, --quantize-head, --kv-cache-dtype" in refused()
+    assert "--quantization, --isq, --quantize-head, --quantize-embedding, --kv-cache-dtype" in refused()
     assert "--window" in refused("--quantization", "fp8", "--window", "1")
     assert "--text" in refused("--quantization", "fp8", "--text", str(tmp_path / "absent"))
     (tmp_path / "short").write_text("")

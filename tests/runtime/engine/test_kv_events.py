@@ -20,12 +20,13 @@ import pytest
 import zmq
 from tests.runtime.engine.uniform_executor import UniformExecutor
 
-from stoker_runtime.config import EngineConfig, KvEventsConfig
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import make_loop, open_events
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.engine.kv_events import KvEventPublisher
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, ConfigError, RequestError
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.kvcache.journal import CacheJournal, PagesCached
 from stoker_runtime.request import Adapter, EngineStats, Request, SamplingParams
 

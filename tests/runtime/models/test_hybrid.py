@@ -17,7 +17,7 @@ from tests.runtime.models.test_zoo import save_random
 from stoker_kernels.recurrence import scratch_values
 from stoker_runtime import LLM, LoRARequest
 from stoker_runtime.bench.random_adapters import write_adapters
-from stoker_runtime.config import EngineConfig, KvEventsConfig
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.arena import state_arena
 from stoker_runtime.executor.drafts.plan import read_draft_model
@@ -25,6 +25,7 @@ from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes
 from stoker_runtime.fetch.report.shape import shape_of
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.layer_specs.state_spec import SOLVED

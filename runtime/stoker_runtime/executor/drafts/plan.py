@@ -175,7 +175,8 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
 
 def _own(config: EngineConfig, quantization: str) -> EngineConfig:
     """`config` of what drafts."""
-    return replace(config, quantization=quantization, isq="none", quantize_head="none", enable_lora=False)
+    return replace(config, quantization=quantization, isq="none", quantize_head="none", quantize_embedding="none",
+                   enable_lora=False)  # fmt: skip
 
 
 def _read_head(config: EngineConfig, source: ModelSource, target: ModelSpec) -> DraftHead:

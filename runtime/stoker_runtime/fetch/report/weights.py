@@ -21,9 +21,11 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.place import Place, places
 from stoker_runtime.parallel.split import problems, split_spec
 from stoker_runtime.weights.block_formats import (
+    EMBEDDING_MADE,
     KEPT,
     MADE,
     Formats,
+    embedding_format,
     in_planes,
     made_formats,
     stored,
@@ -46,13 +48,15 @@ ENDS = ("embed", "head", "head_bias")
 
 
 def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
-    """{"method", "pools", "stages", "fp8Head", "kinds": {KIND: {"embedding", "head", "ranks", "host"}}}, in bytes.
+    """{"method", "pools", "stages", "fp8Head", "q8Embedding", "kinds": {KIND: {"embedding", "head", "ranks", "host"}}},
+    in bytes.
 
     `method`: how the checkpoint is quantized, by the engine's name for it, "" where it is not; `pools`: whether the
     model has no use for an output head. `embedding` and `head` are of the whole vocabulary; a head of 0 is the
     embedding's own memory, or not there. `ranks`: all else, with the fullest of 1, 2, 4, … ranks that share every
     layer. `stages`: the layers of the fullest of 1, 2, 3, … stages, as the checkpoint has them. `host`: all of it on a
-    CPU. `fp8Head`: the head with `--quantize-head fp8`.
+    CPU. `fp8Head`: the head with `--quantize-head fp8`. `q8Embedding`: the embedding with `--quantize-embedding q8_0`,
+    0 where that is refused.
     Raises ModelError for a GGUF file whose tensors are not this model's.
     """
     on_gpu: Formats = {}
@@ -66,7 +70,7 @@ def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
     parts = list(_parts(spec))
     head = _ends(with_head(spec, "fp8"), "none")["head"]
     found = {asked: _of_kind(parts, asked, on_gpu, on_cpu if asked == AUTO else on_gpu) for asked in kinds}
-    return _report(_method(spec), list(_stages(spec)), head, found, pools=False)
+    return _report(_method(spec), list(_stages(spec)), head, found, pools=False, embedding=_made_embedding(spec))
 
 
 def pooled_report(spec: ModelSpec | EncoderSpec) -> dict[str, Any]:
@@ -80,10 +84,20 @@ def pooled_report(spec: ModelSpec | EncoderSpec) -> dict[str, Any]:
 
 
 def _report(
-    method: str, stages: list[int], head: int, kinds: dict[str, dict[str, Any] | None], *, pools: bool
+    method: str, stages: list[int], head: int, kinds: dict[str, dict[str, Any] | None], *, pools: bool,
+    embedding: int = 0,
 ) -> dict[str, Any]:
     told = {name: kind for name, kind in kinds.items() if kind is not None}
-    return {"method": method, "pools": pools, "stages": stages, "fp8Head": head, "kinds": told}
+    sizes = {"fp8Head": head, "q8Embedding": embedding}
+    return {"method": method, "pools": pools, "stages": stages, **sizes, "kinds": told}
+
+
+def _made_embedding(spec: ModelSpec) -> int:
+    (name,) = EMBEDDING_MADE.values()
+    try:
+        return _ends(in_planes(spec, embedding_format(spec, name)), "none")["embedding"]
+    except ConfigError:
+        return 0
 
 
 def _method(spec: ModelSpec) -> str:

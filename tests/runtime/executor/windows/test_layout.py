@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker_runtime.config import EngineConfig, KvEventsConfig
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import GIB, DeviceMemory, page_bytes, plan_memory, resolve
 from stoker_runtime.executor.windows.layout import kv_layout
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
