@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,7 +51,7 @@ def test_logits_are_those_of_a_rounded_table(
     ids = torch.randint(3, 128, (31,)).tolist()
     folder = str(tiny_checkpoint(name))
     model = paged_model(folder, quantization=quantization, embedding="q8_0")
-    theirs = reference_model(name)
+    theirs = copy.deepcopy(reference_model(name))  # which other tests have, too
     table = model.decoder.weights.embed
     assert isinstance(table, BlockWeight)
     exact = theirs.model.embed_tokens.weight.detach()
