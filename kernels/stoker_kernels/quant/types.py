@@ -1,6 +1,7 @@
 """The one type that quantized activations travel in, apart so that producers and consumers import no kernels.
 
-Invariants: `data` is `[T,K]` fp8 e4m3, `scale` is `[T,1]` fp32; the value is `data * scale`.
+Invariants: `data` is `[T,K]` fp8 e4m3 or int8, as the weight that it is for reads; `scale` is `[T,1]` fp32; the value
+is `data * scale`.
 Knows nothing of dispatch or of any GPU.
 """
 
@@ -18,7 +19,7 @@ MIN_SCALE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Activations in fp8 with one fp32 scale a token: `x ≈ data.float() * scale`."""
+    """Activations in eight bits with one fp32 scale a token: `x ≈ data.float() * scale`."""
 
     data: Tensor
     scale: Tensor
