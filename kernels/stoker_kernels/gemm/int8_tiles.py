@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import silu_and_mul
+from stoker_kernels.activation import silu_and_mul_quant
 from stoker_kernels.gemm import table, tiles
 from stoker_kernels.gemm.small import MAX_TOKENS, Operands, stem_of
 from stoker_kernels.gemm.spread import INTEGER_ROWS, SpreadTile
@@ -87,13 +87,13 @@ def split(x: Tensor | Quantized, weight: Int8Weight, *, bias: Tensor | None, out
     return int8_linear(x, weight, bias=bias, out=out)
 
 
-def silu_mul(x: Quantized, weight: Int8Weight) -> Tensor:
-    """silu(x · gateᵀ) · (x · upᵀ), [T, F] bfloat16, of a weight [2F, K]; by one kernel where there is a tile."""
+def silu_mul(x: Quantized, weight: Int8Weight) -> Quantized:
+    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a weight [2F, K]; by one kernel where there is a tile, then quantized."""
     m, (n, k) = len(x.data), weight.data.shape
     tile = gated_tile_for(n, k, m) if m else None
     if tile is not None:
         out = torch.empty((m, n // 2), dtype=torch.bfloat16, device=x.data.device)
         if tiles.taken(tile, Operands(x.data, weight.data, out, None, weight.scale, x.scale)):
-            return out
+            return Quantized(*quantize_int8_rows(out))
         del out
-    return silu_and_mul(linear(x, weight, bias=None, out=None))
+    return silu_and_mul_quant(linear(x, weight, bias=None, out=None), torch.int8)

@@ -164,3 +164,28 @@ def test_shapes_that_no_tile_takes_go_on(monkeypatch: pytest.MonkeyPatch) -> Non
     refused = tiles.refusal(int8_tiles.tile_for(40, 200, 5), Operands(x.char(), weight.data, out, None, weight.scale))
     assert "K = 200 is not a multiple of 128" in str(refused)
     assert torch.equal(int8_tiles.linear(x, weight, bias=None, out=None), int8_linear(x, weight))
+
+
+@pytest.mark.parametrize("m", [40, 90, 200])
+def test_gate_and_up_with_their_activation(
+    int8_machine: GemmMachine, monkeypatch: pytest.MonkeyPatch, m: int
+) -> None:
+    """One kernel from 65 tokens on where the rule has a tile, two up to 64; then integers once more."""
+    monkeypatch.setattr(int8_tiles, "quantize_int8_rows", quantize_int8)
+    n, k = 16 * random.randint(20, 50), odd_k()
+    of_rule = WideTile(272, True) if m > table.GATED_SMALL else None
+    monkeypatch.setattr(table, "rule_gated", lambda fp8, n, k, m: of_rule)
+    int8_tiles.gated_tile_for.cache_clear()
+    weight = Int8Weight(integers(n, k), torch.rand(n, 1) * 1e-5)
+    x = Quantized(integers(m, k), torch.rand(m, 1) * 0.1 + 1e-3)
+    try:
+        found = int8_tiles.silu_mul(x, weight)
+    finally:
+        int8_tiles.gated_tile_for.cache_clear()
+    assert int8_machine.ran.startswith("sm90_s8_gemm_wide_gated_n288") == (m > 64)
+    gate, up = int8_linear(x, weight, out=torch.empty(m, n)).chunk(2, dim=1)
+    want = (torch.nn.functional.silu(gate) * up).double()
+    assert found.data.dtype == torch.int8
+    values = found.data.double() * found.scale.double()
+    # Half a step of the integers, and what bf16 rounds before.
+    assert ((values - want).abs() <= 0.51 * found.scale + 2.0**-6 * want.abs()).all()
