@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import GemmMachine, compile_adapted, compile_gemm, forget
+from tests.kernels.emulator.gemm import GemmMachine, compile_adapted, compile_gemm, compile_int8, forget
 from tests.kernels.guard_pages import GuardPages
 
 from stoker_kernels.launch.dispatch import interpreting
@@ -62,6 +62,23 @@ def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Itera
     made = GemmMachine(gemm_library)
     forget()
     made.install(monkeypatch)
+    yield made
+    forget()
+
+
+@pytest.fixture(scope="session")
+def int8_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Those of 8-bit integers, compiled for the emulator."""
+    return compile_int8(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.fixture
+def int8_machine(int8_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
+    """The emulator in place of a device that has those."""
+    made = GemmMachine(int8_library)
+    forget()
+    made.install(monkeypatch)
+    monkeypatch.setattr("stoker_kernels.gemm.tiles.pdl_on", lambda _: True)
     yield made
     forget()
 

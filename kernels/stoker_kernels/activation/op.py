@@ -18,7 +18,7 @@ from stoker_kernels.launch.dispatch import (
     select,
     triton_supports,
 )
-from stoker_kernels.quant import Quantized
+from stoker_kernels.quant import FP8, Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -37,16 +37,15 @@ register(
     "sigmoid_mul", "triton", "stoker_kernels.activation.triton_sigmoid:sigmoid_mul", triton_supports(*_HALF_AND_FULL)
 )
 register("sigmoid_mul", "reference", "stoker_kernels.activation.reference:sigmoid_mul", reference_supports)
-_quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89)
 _FOLDER = "stoker_kernels.activation"
-register("silu_and_mul_quant", "triton", f"{_FOLDER}.triton_activation:silu_and_mul_quant", _quantizing)
-register("silu_and_mul_quant", "reference", f"{_FOLDER}.reference:silu_and_mul_quant", reference_supports)
-register_invariant(
-    "silu_and_mul_quant", "by_columns", f"{_FOLDER}.triton_activation:silu_and_mul_quant_by_columns", _quantizing
-)
-register_invariant(
-    "silu_and_mul_quant", "rows", f"{_FOLDER}.rows:silu_and_mul_quant", cpu_supports(*_HALF_AND_FULL)
-)
+# An op for each type that is quantized to, as not every GPU has it.
+_INTO = {FP8: "silu_and_mul_quant", torch.int8: "silu_and_mul_quant_int8"}
+for _into, _op in _INTO.items():
+    _quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89 if _into == FP8 else 80)
+    register(_op, "triton", f"{_FOLDER}.triton_activation:silu_and_mul_quant", _quantizing)
+    register(_op, "reference", f"{_FOLDER}.reference:silu_and_mul_quant", reference_supports)
+    register_invariant(_op, "by_columns", f"{_FOLDER}.triton_activation:silu_and_mul_quant_by_columns", _quantizing)
+    register_invariant(_op, "rows", f"{_FOLDER}.rows:silu_and_mul_quant", cpu_supports(*_HALF_AND_FULL))
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -76,9 +75,9 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
     return y
 
 
-def silu_and_mul_quant(x: Tensor) -> Quantized:
-    """`silu_and_mul` of `[T,2F]`, then fp8 e4m3 `[T,F]` with one scale a token `[T,1]`: amax / 448."""
-    y: Quantized = select("silu_and_mul_quant", x.device, x.dtype)(x)
+def silu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`silu_and_mul` of `[T,2F]`, then e4m3 or int8 `[T,F]` with one scale a token `[T,1]`: amax / 448, or / 127."""
+    y: Quantized = select(_INTO[into], x.device, x.dtype)(x, into)
     return y
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
-from stoker_kernels.quant import Quantized
+from stoker_kernels.quant import FP8, Quantized
 
 GELU_SLOPE = 1.702  # of the sigmoid that is nearest to gelu's
 
@@ -43,10 +43,10 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
     return deliver(gate * torch.sigmoid(GELU_SLOPE * gate) * (up + 1.0), x.dtype, out)
 
 
-def silu_and_mul_quant(x: Tensor) -> Quantized:
-    """`silu_and_mul`, then one fp8 scale a token."""
+def silu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`silu_and_mul`, then one scale a token."""
     gate, up = x.float().chunk(2, dim=-1)
-    return Quantized.of(functional.silu(gate) * up)
+    return Quantized.of(functional.silu(gate) * up, into)
 
 
 def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:

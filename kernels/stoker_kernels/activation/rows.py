@@ -6,6 +6,7 @@ Knows nothing of dispatch.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from stoker_kernels.activation import reference
@@ -24,6 +25,6 @@ relu2 = each_row(reference.relu2, "x")
 scale_and_cap = each_row(reference.scale_and_cap, "x")
 
 
-def silu_and_mul_quant(x: Tensor) -> Quantized:
-    """`silu_and_mul`, then one fp8 scale a token."""
-    return Quantized.of(silu_and_mul(x.float()))
+def silu_and_mul_quant(x: Tensor, into: torch.dtype) -> Quantized:
+    """`silu_and_mul`, then one scale a token."""
+    return Quantized.of(silu_and_mul(x.float()), into)

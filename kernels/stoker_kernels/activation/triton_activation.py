@@ -20,9 +20,11 @@ from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISI
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_fp8 import fp8_storage, scale_of, store_rounded
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import FP8_MAX, MIN_SCALE, Quantized
+from stoker_kernels.quant import FP8, FP8_MAX, INT8_MAX, MIN_SCALE, Quantized
 
 SILU, GELU, GELU_TANH, RELU, RELU2 = 0, 1, 2, 3, 4
+# What is quantized to: Triton's name of the type, what the largest magnitude becomes, and the least SM that has it.
+_INTO = {FP8: ("fp8e4nv", FP8_MAX, 89), torch.int8: ("i8", INT8_MAX, 80)}
 MAX_QUANT_COLUMNS = 65536
 _BLOCK = 1024
 _PIECE, _PIECE_WARPS = 2048, 8
@@ -116,7 +118,7 @@ def _silu_and_mul_quant_kernel(
     columns,
     x_stride,
     BLOCK: tl.constexpr,
-    FP8_MAX: tl.constexpr,
+    MOST: tl.constexpr,
     MIN_SCALE: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
@@ -124,7 +126,7 @@ def _silu_and_mul_quant_kernel(
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
     result, column, inside = _gated_piece(x, 0, columns, x_stride, KIND=0, BLOCK=BLOCK)
-    scale = scale_of(tl.max(tl.abs(result), axis=0), FP8_MAX, MIN_SCALE)
+    scale = scale_of(tl.max(tl.abs(result), axis=0), MOST, MIN_SCALE)
     store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
     tl.store(scales + row, scale)
 
@@ -150,7 +152,7 @@ def _silu_and_mul_scaled_kernel(
     x_stride,
     BLOCK: tl.constexpr,
     MOST_PIECES: tl.constexpr,
-    FP8_MAX: tl.constexpr,
+    MOST: tl.constexpr,
     MIN_SCALE: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
@@ -159,7 +161,7 @@ def _silu_and_mul_scaled_kernel(
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, MOST_PIECES)
     of_pieces = tl.load(largest + row * MOST_PIECES + piece, mask=piece < tl.num_programs(1), other=0.0)
-    scale = scale_of(tl.max(of_pieces, axis=0), FP8_MAX, MIN_SCALE)
+    scale = scale_of(tl.max(of_pieces, axis=0), MOST, MIN_SCALE)
     result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND=0, BLOCK=BLOCK)
     store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
     if tl.program_id(1) == 0:
@@ -194,22 +196,22 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
     return out
 
 
-def silu_and_mul_quant(x: Tensor) -> Quantized:
+def silu_and_mul_quant(x: Tensor, into: torch.dtype) -> Quantized:
     """`activation.silu_and_mul_quant` on CUDA."""
-    return _silu_and_mul_quant(x, in_pieces=len(x) <= _FEW_ROWS)
+    return _silu_and_mul_quant(x, into, in_pieces=len(x) <= _FEW_ROWS)
 
 
-def silu_and_mul_quant_by_columns(x: Tensor) -> Quantized:
+def silu_and_mul_quant_by_columns(x: Tensor, into: torch.dtype) -> Quantized:
     """The same by kernels that the number of rows does not choose."""
-    return _silu_and_mul_quant(x, in_pieces=True)
+    return _silu_and_mul_quant(x, into, in_pieces=True)
 
 
-def _silu_and_mul_quant(x: Tensor, *, in_pieces: bool) -> Quantized:
+def _silu_and_mul_quant(x: Tensor, into: torch.dtype, *, in_pieces: bool) -> Quantized:
     """`in_pieces`: long rows are cut."""
     rows, columns = _shape(x)
     if columns > MAX_QUANT_COLUMNS:
         raise ValueError(f"silu_and_mul_quant takes at most {MAX_QUANT_COLUMNS} columns; got {columns}")
-    data = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
+    data = torch.empty((rows, columns), dtype=into, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows == 0:
         return Quantized(data, scales)
@@ -224,7 +226,7 @@ def _silu_and_mul_quant(x: Tensor, *, in_pieces: bool) -> Quantized:
         columns,
         x.stride(0),
         BLOCK=block,
-        FP8_MAX=FP8_MAX,
+        MOST=_INTO[into][1],
         MIN_SCALE=MIN_SCALE,
         num_warps=_quant_warps(block),
         **launch_options(x.device),
@@ -239,8 +241,8 @@ def _quantize_pieces(x: Tensor, data: Tensor, scales: Tensor) -> None:
     pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES, "num_warps": _PIECE_WARPS}
     _silu_and_mul_max_kernel[grid](x, largest, columns, x.stride(0), **pieces, **options)
     _silu_and_mul_scaled_kernel[grid](
-        x, largest, fp8_storage(data), scales, columns, x.stride(0), FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE, **pieces,
-        **options,
+        x, largest, fp8_storage(data), scales, columns, x.stride(0), MOST=_INTO[data.dtype][1], MIN_SCALE=MIN_SCALE,
+        **pieces, **options,
     )  # fmt: skip
 
 
@@ -357,25 +359,19 @@ def _register() -> None:
         pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES}
         inputs = integers | {"x": f"*{dtype}", "largest": f"*{FP32}"}
         register_aot(
-            _silu_and_mul_max_kernel, inputs, [pieces], options={"num_warps": _PIECE_WARPS}, min_sm=89, compact=False
+            _silu_and_mul_max_kernel, inputs, [pieces], options={"num_warps": _PIECE_WARPS}, min_sm=80, compact=False
         )
-        register_aot(
-            _silu_and_mul_scaled_kernel,
-            inputs | {"out": "*fp8e4nv", "scales": f"*{FP32}"},
-            [pieces | {"FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}],
-            options={"num_warps": _PIECE_WARPS},
-            min_sm=89,
-            compact=dtype == BF16,
-        )
-        for block in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
+        for name, most, least in _INTO.values():
+            out, constants = {"out": f"*{name}", "scales": f"*{FP32}"}, {"MOST": most, "MIN_SCALE": MIN_SCALE}
             register_aot(
-                _silu_and_mul_quant_kernel,
-                integers | {"x": f"*{dtype}", "out": "*fp8e4nv", "scales": f"*{FP32}"},
-                [{"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}],
-                options={"num_warps": _quant_warps(block)},
-                min_sm=89,
-                compact=dtype == BF16 and block == 4096,
-            )
+                _silu_and_mul_scaled_kernel, inputs | out, [pieces | constants],
+                options={"num_warps": _PIECE_WARPS}, min_sm=least, compact=dtype == BF16,
+            )  # fmt: skip
+            for block in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
+                register_aot(
+                    _silu_and_mul_quant_kernel, integers | {"x": f"*{dtype}"} | out, [constants | {"BLOCK": block}],
+                    options={"num_warps": _quant_warps(block)}, min_sm=least, compact=dtype == BF16 and block == 4096,
+                )  # fmt: skip
 
 
 _register()

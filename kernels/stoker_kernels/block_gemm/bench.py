@@ -54,7 +54,7 @@ LAYER = (
 )  # fmt: skip
 # All of a layer in one format: queries, keys and values, output, gate and up, down.
 CHAIN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-CHAINED = ("Q4_K", "Q6_K", "Q8_0")
+CHAINED = ("Q4_K", "Q6_K", "Q8_0", "Q5_K", "IQ4_XS")
 TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048)
 GATE_UP = 2  # of CHAIN
 # What was chosen by a prediction: the module, its constant, other values, and the tokens that it matters for.

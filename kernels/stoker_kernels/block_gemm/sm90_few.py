@@ -25,7 +25,7 @@ from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, plane_row_bytes
 
 STEM, ARCH = "sm90_blocks_few", "sm_90a"
-FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1")
+FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_K", "Q5_0", "Q5_1", "IQ4_XS", "IQ4_NL")
 MOST_TOKENS = 64  # for which reading the weight anew is faster than what else there is
 UNIT_ROWS, MOST_DEPTH = 16, 3
 MAX_SPLIT = 8  # CTAs of a portable cluster

@@ -5,8 +5,9 @@ our own where `table.GATED` has measured it to be faster, which reads the halves
 writes [T, 2F]; it rounds once, where two kernels round gate and up first; e4m3 is then quantized by a kernel of its
 own), `split` (`linear`, then `silu_and_mul`, or `silu_and_mul_quant`, on every device) and, where batch invariance is
 demanded, `fixed` (SM 9.0, `fixed.py`). Weights in integers are
-those of the op `integer_silu_mul`: `own` (SM 9.0, `gated_integers.py`) and `split`; in GGUF's blocks of the op
-`block_silu_mul`: `own` (SM 9.0, `gated_blocks.py`, for many tokens) and `split`.
+those of the op `integer_silu_mul`: `own` (SM 9.0, `gated_integers.py`) and `split`; in integers on both sides of the op
+`int8_silu_mul`: `own` (SM 9.0, `int8_tiles.py`, for many tokens) and `split`, which alone is batch-invariant; in GGUF's
+blocks of the op `block_silu_mul`: `own` (SM 9.0, `gated_blocks.py`, for many tokens) and `split`.
 Invariants: the weight is stored as for `linear`, gate rows before up rows, or as its layout says; each row of the
 result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves; biases, which take `linear` and an activation.
@@ -20,14 +21,23 @@ import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.block_gemm import decoding_refusal
-from stoker_kernels.gemm import fixed, table, tiles, wide
+from stoker_kernels.gemm import fixed, int8_tiles, table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.integer_gemm import kernels_refusal
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target, reference_supports, register, register_invariant, select
-from stoker_kernels.quant import FP8, BlockWeight, IntegerWeight, LinearWeight, Quantized, quantize_fp8
+from stoker_kernels.quant import (
+    FP8,
+    BlockWeight,
+    Int8Weight,
+    IntegerWeight,
+    LinearWeight,
+    Quantized,
+    activation_type,
+    quantize_fp8,
+)
 
 
 def _fused_supports(target: Target) -> str | None:
@@ -59,6 +69,8 @@ register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_s
 register("linear_silu_mul", "reference", "stoker_kernels.gemm.reference:linear_silu_mul", reference_supports)
 register("integer_silu_mul", "own", "stoker_kernels.gemm.gated_integers:own", _integers_support)
 register("integer_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
+register("int8_silu_mul", "own", "stoker_kernels.gemm.int8_tiles:silu_mul", int8_tiles.supports)
+register("int8_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
 register("block_silu_mul", "own", "stoker_kernels.gemm.gated_blocks:own", _blocks_support)
 register("block_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports)
 
@@ -67,21 +79,24 @@ FloatsWeight = LinearWeight | IntegerWeight | BlockWeight
 
 
 @overload
-def linear_silu_mul(x: torch.Tensor, weight: FloatsWeight) -> torch.Tensor: ...
+def linear_silu_mul(x: torch.Tensor, weight: FloatsWeight | Int8Weight) -> torch.Tensor: ...
 @overload
-def linear_silu_mul(x: Quantized, weight: LinearWeight) -> Quantized: ...
-def linear_silu_mul(x: torch.Tensor | Quantized, weight: FloatsWeight) -> torch.Tensor | Quantized:
+def linear_silu_mul(x: Quantized, weight: LinearWeight | Int8Weight) -> Quantized: ...
+def linear_silu_mul(x: torch.Tensor | Quantized, weight: FloatsWeight | Int8Weight) -> torch.Tensor | Quantized:
     """x [T, K], weight [2F, K] (gate, then up) → silu(x · gateᵀ) · (x · upᵀ) [T, F] of x's dtype.
 
-    A `Quantized` x takes an FP8 weight and gives a `Quantized` result, a tensor a dense weight, integers or blocks.
-    Raises ValueError for shapes that do not fit or a weight of the other kind.
+    A `Quantized` x takes an FP8 weight, or one of integers on both sides, and gives a `Quantized` result; a tensor a
+    dense weight, integers or blocks. Raises ValueError for shapes that do not fit or a weight of the other kind.
     """
     data, shape = x.data if isinstance(x, Quantized) else x, (weight.out_features, weight.in_features)
-    if isinstance(x, Quantized) != weight.kind.startswith("fp8") or weight.out_features % 2:
-        wanted = "an FP8" if isinstance(x, Quantized) else "a dense"
+    if (x.data.dtype if isinstance(x, Quantized) else None) != activation_type(weight) or weight.out_features % 2:
+        wanted = ("an INT8" if data.dtype == torch.int8 else "an FP8") if isinstance(x, Quantized) else "a dense"
         raise ValueError(f"linear_silu_mul of {data.dtype} takes {wanted} [2F, K] weight, not {weight.kind} {shape}")
     if data.dim() != 2 or data.shape[1] != weight.in_features:
         raise ValueError(f"x is {tuple(data.shape)}, the weight [2F, K] = {shape}")
+    if isinstance(weight, Int8Weight):
+        gated: Quantized = select("int8_silu_mul", data.device, torch.bfloat16)(x, weight)
+        return gated
     if not isinstance(weight, LinearWeight):
         op = "block_silu_mul" if isinstance(weight, BlockWeight) else "integer_silu_mul"
         product: torch.Tensor = select(op, data.device, data.dtype)(x, weight)
@@ -90,10 +105,10 @@ def linear_silu_mul(x: torch.Tensor | Quantized, weight: FloatsWeight) -> torch.
     return y
 
 
-def split(x: torch.Tensor | Quantized, weight: FloatsWeight) -> torch.Tensor | Quantized:
+def split(x: torch.Tensor | Quantized, weight: FloatsWeight | Int8Weight) -> torch.Tensor | Quantized:
     """`linear`, then `silu_and_mul`, or `silu_and_mul_quant`."""
     both = linear(x, weight)
-    return silu_and_mul_quant(both) if isinstance(x, Quantized) else silu_and_mul(both)
+    return silu_and_mul_quant(both, x.data.dtype) if isinstance(x, Quantized) else silu_and_mul(both)
 
 
 def fused(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:

@@ -1,9 +1,10 @@
-"""`linear`: y = x · Wᵀ + bias for dense and FP8 weights.
+"""`linear`: y = x · Wᵀ + bias for dense and FP8 weights; of integers on both sides the op `int8_product`.
 
 Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
 default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
+Of `int8_product`: `own` (SM 9.0, the same tiles for integers) and `split` (`int8_linear`).
 On a CPU that multiplies bf16: `onednn`. Where batch invariance is demanded: `fixed` on SM 9.0, `dot` on a CPU.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
 returned; nothing synchronises with the host, so every path can be captured in a CUDA graph.
@@ -16,10 +17,10 @@ import torch
 
 from stoker_kernels.block_gemm import block_linear
 from stoker_kernels.fp4_gemm import fp4_linear
-from stoker_kernels.gemm import fixed
+from stoker_kernels.gemm import fixed, int8_tiles
 from stoker_kernels.gemm.cpu import dot, onednn
 from stoker_kernels.gemm.small import stem_of
-from stoker_kernels.int8_gemm import int8_linear
+from stoker_kernels.int8_gemm import checked_rows
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
@@ -66,6 +67,10 @@ def _cublas_supports(target: Target) -> str | None:
     return type_refusal(target)
 
 
+def _split_supports(target: Target) -> str | None:
+    return None  # what `int8_linear` lacks it says itself
+
+
 register("linear", "table", "stoker_kernels.gemm.choose:table", _own_supports)
 register("linear", "cublas", "stoker_kernels.gemm.choose:cublas", _cublas_supports)
 register("linear", "own", "stoker_kernels.gemm.choose:own", _own_supports)
@@ -73,6 +78,8 @@ register("linear", "onednn", "stoker_kernels.gemm.cpu.onednn:linear", onednn.sup
 register("linear", "reference", "stoker_kernels.gemm.reference:linear", reference_supports)
 register_invariant("linear", "fixed", "stoker_kernels.gemm.fixed:linear", fixed.supports)
 register_invariant("linear", "dot", "stoker_kernels.gemm.cpu.dot:linear", dot.supports)
+register("int8_product", "own", "stoker_kernels.gemm.int8_tiles:linear", int8_tiles.supports, invariant=True)
+register("int8_product", "split", "stoker_kernels.gemm.int8_tiles:split", _split_supports)
 
 
 def linear(
@@ -87,10 +94,15 @@ def linear(
     x:    [T, K] of the weight's dtype, or `Quantized([T, K] e4m3, [T, 1] fp32)` for FP8 weights.
           A float x against an FP8 weight is quantized per token first.
     bias: [N] or None. out: [T, N] or None (allocated; x's dtype, bfloat16 for a quantized x).
-    Weights in integers, floats of four bits or blocks take a float x: `integer_linear`, `int8_linear`, `fp4_linear`,
-    `block_linear`. Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weight's
-    dtype.
+    Weights in integers, floats of four bits or blocks take a float x: `integer_linear`, `fp4_linear`, `block_linear`;
+    those in integers on both sides a float one or `Quantized([T, K] int8, [T, 1] fp32)`. Raises ValueError for shapes
+    that do not fit, KernelUnavailable where nothing takes the weight's dtype.
     """
+    if isinstance(weight, Int8Weight):
+        rows = checked_rows(x, weight)
+        held = rows.dtype if isinstance(x, torch.Tensor) else torch.bfloat16 if out is None else out.dtype
+        product: torch.Tensor = select("int8_product", rows.device, held)(x, weight, bias=bias, out=out)
+        return product
     if not isinstance(weight, LinearWeight):
         if isinstance(x, Quantized):
             raise ValueError(f"x is quantized, but {weight.kind} weights take floats")
@@ -98,10 +110,10 @@ def linear(
             return block_linear(x, weight, bias=bias, out=out)
         if isinstance(weight, Fp4Weight):
             return fp4_linear(x, weight, bias=bias, out=out)
-        if isinstance(weight, Int8Weight):
-            return int8_linear(x, weight, bias=bias, out=out)
         return integer_linear(x, weight, bias=bias, out=out)
     data = x.data if isinstance(x, Quantized) else x
+    if data.dtype == torch.int8:
+        raise ValueError(f"x is quantized to integers, but the weight is {weight.kind}")
     if data.dim() != 2 or data.shape[1] != weight.in_features:
         raise ValueError(f"x is {tuple(data.shape)}, the weight [N, K] = {tuple(weight.data.shape)}")
     y: torch.Tensor = select("linear", data.device, weight.data.dtype)(x, weight, bias=bias, out=out)

@@ -32,6 +32,8 @@ PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one
 RESIDENT = (132, 66, 39, 30, 22, 17, 15, 15)
 PAIR_LIST_BYTES = 264  # PairList of csrc/gemm_adapters.cuh
 
+_NAMES = {FP8: "e4m3", torch.int8: "s8"}  # of weights in a kernel's name
+
 Family = Literal["cluster", "multicast"]
 
 
@@ -110,7 +112,7 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
-    """One product. x [M, K], weight [N, K] (both bf16 or both e4m3), out [M, N] bf16; scales fp32, or None.
+    """One product. x [M, K], weight [N, K] (both bf16, e4m3 or int8), out [M, N] bf16; scales fp32, or None.
 
     For a gated tile out is [M, N / 2], and there is no bias; nor are there scales but with a wide tile.
     """
@@ -125,7 +127,7 @@ class Operands:
 
 def stem_of(dtype: torch.dtype, kind: str) -> str:
     """csrc file, and cubin, that holds the kernels of a kind for weights of this dtype."""
-    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
+    return f"sm90_{_NAMES.get(dtype, 'bf16')}_gemm_{kind}"
 
 
 def token_tile(tokens: int) -> int:
@@ -148,8 +150,9 @@ def refused_rows(o: Operands, rows: int) -> str | None:
     chunk = 128 // o.weight.element_size()
     if k % chunk or n % rows:
         return f"K = {k} is not a multiple of {chunk}, or N = {n} not of {rows}"
-    if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
-        return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
+    types = (torch.bfloat16, FP8, torch.int8)
+    if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in types:
+        return f"takes bf16, e4m3 or int8 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
     if o.bias is not None and o.bias.dtype != torch.bfloat16:
         return f"takes a bf16 bias, not {o.bias.dtype}"
     if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():

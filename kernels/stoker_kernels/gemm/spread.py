@@ -1,7 +1,7 @@
 """A GEMM of 65 to 256 tokens in one round of CTAs, a tile of rows × a part of K each: host side of sm90_*_gemm_spread.
 
 For weights whose rows neither wide tiles nor those of 64 and 128 rows deal evenly to the SMs: rows go by eights, and K
-is cut over a cluster, which adds its parts' sums. Operands are bf16, or e4m3 with scales.
+is cut over a cluster, which adds its parts' sums. Operands are bf16, or e4m3 or int8 with scales.
 Invariants: nothing is allocated; results are the same bit for bit from launch to launch, and a token's do not depend on
 others of the same tile.
 Does not know: where it is faster than other tiles (`table.py`).
@@ -24,6 +24,12 @@ TOKENS = (128, 192, 256)  # of a tile: all tokens of the product
 _ROWS = (*range(64, 145, 8), 160)
 ROWS = {128: (*_ROWS, *range(176, 257, 16)), 192: (*_ROWS, 176, 192, 208), 256: _ROWS}
 """The compiled numbers of rows, by tokens."""
+_HALVED = ((192, 208), (256, 144))
+INTEGER_ROWS = {
+    tokens: tuple(rows for rows in every if rows % 16 == 0 and (tokens, rows) not in _HALVED)
+    for tokens, every in ROWS.items()
+}
+"""Those of int8: an instruction for integers has a multiple of 16 rows, also where it has half of a tile's."""
 SHARES, MOST_CTAS = (1, 2, 4), 8
 SMS_AT_WORK = 96  # CTAs that a tile worth timing has at least
 _SUM_BYTES = 2048  # of eight rows × 64 tokens
@@ -124,6 +130,8 @@ def refusal(tile: SpreadTile, o: Operands) -> str | None:
     m, k = o.x.shape
     if not 0 < m <= tile.tokens:
         return f"M = {m} is not in 1…{tile.tokens}"
+    if o.weight.dtype == torch.int8 and tile.rows not in INTEGER_ROWS[tile.tokens]:
+        return f"has no tile of {tile.rows} rows for integers"
     if k * o.weight.element_size() // 128 < tile.parts:
         return f"K = {k} cannot be cut into {tile.parts} parts"
     if cuda.address_of(o.bias) % 4:

@@ -2,8 +2,8 @@
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
 beyond. Tiles of 64 tokens leave the ring more room, those of 192 read a weight once that is read twice by blocks of
-128. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
-for each row of the weight and each token.
+128. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 or int8 with a
+scale for each row of the weight and each token.
 Invariants: nothing is allocated; a row of the result does not depend on the number of tokens; no K is split.
 Does not know: where it is faster than cuBLAS.
 """
@@ -97,6 +97,12 @@ def rows_of(gated: bool, fp8: bool, parts: int = 0) -> dict[int, tuple[int, ...]
     return {TOKENS: ROWS if gated or (fp8 and not parts) else PLAIN_ROWS}
 
 
+def of_integers(tile: WideTile) -> bool:
+    """Whether the tile is compiled for int8: an instruction for integers has a multiple of 16 rows, so none of 136."""
+    rows = rows_of(tile.gated, fp8=True).get(tile.tokens, ())
+    return not tile.parts and tile.rows in rows and tile.rows != 272
+
+
 def stem(dtype: torch.dtype, *, fixed: bool = False) -> str:
     """csrc file, and cubin, that holds the kernels for weights of this dtype."""
     return stem_of(dtype, "fixed" if fixed else "wide")
@@ -145,6 +151,8 @@ def refusal(tile: WideTile, o: Operands) -> str | None:
     """None where the kernel takes x [M, K], weight [N, K] and out [M, N] ([M, N / 2] if gated), else why not."""
     if len(o.x) == 0:
         return "M is 0"
+    if o.weight.dtype == torch.int8 and not of_integers(tile):
+        return f"has no tile of {tile.rows} rows for integers"
     if tile.by_tokens and not tile.halved:
         return f"{tile.rows} rows of gate and up cannot be halved, so pairs by tokens cannot share them"
     if cuda.address_of(o.bias) % 16 or cuda.address_of(o.w_scale) % 16:
@@ -153,9 +161,10 @@ def refusal(tile: WideTile, o: Operands) -> str | None:
 
 
 def _refused_scales(tile: WideTile, o: Operands) -> str | None:
-    if o.weight.dtype != FP8:
+    if o.weight.dtype not in (FP8, torch.int8):
         scaled = o.w_scale is not None or o.x_scale is not None
-        return "takes scales and a bias with e4m3 alone" if scaled or (o.bias is not None and not tile.parts) else None
+        biased = o.bias is not None and not tile.parts
+        return "takes scales and a bias with eight bits alone" if scaled or biased else None
     scales = (len(o.weight), 1) if tile.parts else (len(o.weight),)
     if o.w_scale is None or o.x_scale is None or o.w_scale.numel() not in scales or o.x_scale.numel() != len(o.x):
         return "takes a scale for each row of the weight and for each token"

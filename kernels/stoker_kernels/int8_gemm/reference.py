@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import Int8Weight, quantize_int8
+from stoker_kernels.quant import Int8Weight, Quantized, quantize_int8
 
 
-def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
+def int8_linear(x: Tensor | Quantized, weight: Int8Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """y = x · Wᵀ + bias."""
-    data, scale = quantize_int8(x)
-    if x.device.type == "cpu":
+    data, scale = (x.data, x.scale) if isinstance(x, Quantized) else quantize_int8(x)
+    if data.device.type == "cpu":
         sums = torch._int_mm(data, weight.data.t()).float()
     else:
         # A GPU's product of integers wants shapes of its own; in fp64 every sum is exact.
@@ -23,4 +23,5 @@ def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tens
     y = sums * scale * weight.scale.t()
     if bias is not None:
         y += bias.float()
-    return y.to(x.dtype) if out is None else out.copy_(y)
+    dtype = torch.bfloat16 if isinstance(x, Quantized) else x.dtype
+    return y.to(dtype) if out is None else out.copy_(y)

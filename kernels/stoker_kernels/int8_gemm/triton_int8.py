@@ -16,7 +16,7 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import Int8Weight, quantize_int8_rows
+from stoker_kernels.quant import Int8Weight, Quantized, quantize_int8_rows
 
 TOKEN_TILES = (16, 64)
 _ROWS, _COLUMNS, _WARPS = 64, 128, 4  # of a tile: weight rows, columns a step
@@ -53,17 +53,18 @@ def int8_linear_kernel(
     tl.store(target, y.to(out.dtype.element_ty), mask=(token[None, :] < m) & (row[:, None] < n))
 
 
-def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
+def int8_linear(x: Tensor | Quantized, weight: Int8Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """y = x · Wᵀ + bias."""
-    (m, k), n = x.shape, weight.out_features
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device) if out is None else out
+    rows, dtype = (x.data, torch.bfloat16) if isinstance(x, Quantized) else (x, x.dtype)
+    (m, k), n = rows.shape, weight.out_features
+    y = torch.empty((m, n), dtype=dtype, device=rows.device) if out is None else out
     if m == 0:
         return y
-    data, scales = quantize_int8_rows(x)
+    data, scales = (x.data, x.scale) if isinstance(x, Quantized) else quantize_int8_rows(x)
     tokens = TOKEN_TILES[0] if m <= TOKEN_TILES[0] else TOKEN_TILES[1]
     int8_linear_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(m, tokens))](
         data, scales, weight.data, weight.scale, bias, y, m, n, k, y.stride(0),
-        TOKENS=tokens, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS, num_stages=3, **launch_options(x.device),
+        TOKENS=tokens, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS, num_stages=3, **launch_options(rows.device),
     )  # fmt: skip
     return y
 

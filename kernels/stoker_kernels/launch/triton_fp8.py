@@ -66,17 +66,21 @@ def e4m3_values(bits, DTYPE: tl.constexpr):
 
 @triton.jit
 def store_rounded(pointer, value, mask):
-    """Store fp32 `value` in the pointer's type; uint8 means the bytes of e4m3."""
+    """Store fp32 `value` in the pointer's type; uint8 means the bytes of e4m3, int8 integers within ±127."""
     if pointer.dtype.element_ty == tl.uint8:
         tl.store(pointer, e4m3_bits(value), mask=mask)
     elif pointer.dtype.element_ty == tl.float8e4nv:
         # Without the clamp an infinity would become NaN.
         tl.store(pointer, tl.clamp(value, -448.0, 448.0).to(tl.float8e4nv), mask=mask)
+    elif pointer.dtype.element_ty == tl.int8:
+        # Beyond 2^23 fp32 has no halves: added and taken away, 1.5 · 2^23 leaves the nearest integer, ties to even.
+        rounded = (tl.clamp(value, -127.0, 127.0) + 12582912.0) - 12582912.0
+        tl.store(pointer, rounded.to(tl.int8), mask=mask)
     else:
         tl.store(pointer, value.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def scale_of(largest, FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr):
-    """The scale of values whose largest magnitude is `largest`, as `quant` defines it."""
-    return tl.maximum(largest * (1.0 / FP8_MAX), MIN_SCALE)
+def scale_of(largest, MOST: tl.constexpr, MIN_SCALE: tl.constexpr):
+    """The scale of values whose largest magnitude is `largest` and becomes MOST, as `quant` defines it."""
+    return tl.maximum(largest * (1.0 / MOST), MIN_SCALE)

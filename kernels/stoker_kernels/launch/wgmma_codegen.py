@@ -20,11 +20,14 @@ REGISTER_SHAPES = {
 }
 COLUMN_SHAPES = {"__nv_bfloat16": (256,), "__half": (256,)}  # latent attention's
 TOKENS = (8, 16, 24, 32, 48, *range(64, 145, 8), *range(160, 257, 16))
-SHAPES = {"__nv_bfloat16": TOKENS, "e4m3": TOKENS, "__half": (64,)}
+# Of integers it multiplies 8, 24 or a multiple of 16.
+INTEGER_TOKENS = tuple(n for n in TOKENS if n in (8, 24) or n % 16 == 0)
+SHAPES = {"__nv_bfloat16": TOKENS, "e4m3": TOKENS, "__half": (64,), "s8": INTEGER_TOKENS}
 ELEMENTS = {
-    "__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"),
-    "__half": ("k16.f32.f16.f16", ", 0, 0"),
-    "e4m3": ("k32.f32.e4m3.e4m3", ""),
+    "__nv_bfloat16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
+    "__half": ("k16.f32.f16.f16", ", 1, 1, 0, 0"),
+    "e4m3": ("k32.f32.e4m3.e4m3", ", 1, 1"),
+    "s8": ("k32.s32.s8.s8", ""),
 }
 
 TOP = """\
@@ -37,6 +40,7 @@ TOP = """\
 namespace stoker {
 
 struct e4m3 {};  // tag of the 8-bit float; the kernels never touch single values
+struct s8 {};    // of the 8-bit integer with a sign, whose products are summed in 32 bits
 
 template <typename T, int N>
 struct Wgmma;
@@ -53,20 +57,21 @@ struct WgmmaColumns;
 
 def wrapper(element: str, tokens: int, *, columns: bool = False) -> str:
     """The specialisation for one element type and one number of tokens; `columns`: of WgmmaColumns."""
-    shape, transposes = ELEMENTS[element]
+    shape, flags = ELEMENTS[element]
     if columns:
-        transposes = ", 0, 1"
+        flags = ", 1, 1, 0, 1"
+    sums, register = ("int32_t", "r") if element == "s8" else ("float", "f")
     count = tokens // 2
     operands = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    outputs = ", ".join(f'"+{register}"(d[{i}])' for i in range(count))
     return f"""
 template <>
 struct Wgmma{"Columns" if columns else ""}<{element}, {tokens}> {{
-  static __device__ __forceinline__ void multiply(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
+  static __device__ __forceinline__ void multiply({sums} (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{tokens}{shape} "
-        "{{{operands}}}, %{count}, %{count + 1}, p, 1, 1{transposes};\\n}}"
+        "{{{operands}}}, %{count}, %{count + 1}, p{flags};\\n}}"
         : {outputs}
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
   }}

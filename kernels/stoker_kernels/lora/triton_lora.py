@@ -258,8 +258,8 @@ def _register() -> None:
                     options={"num_warps": _WARPS[tile]}, min_sm=min_sm,
                     compact=dtype == BF16 and stride == I32_DIVISIBLE,
                 )  # fmt: skip
-        for quantized in (False, True) if dtype != FP32 else (False,):
-            types = {"x": "*fp8e4nv" if quantized else f"*{dtype}", "a": f"*{dtype}"}
+        for quantized in ("", "fp8e4nv", "i8") if dtype != FP32 else ("",):
+            types = {"x": f"*{quantized or dtype}", "a": f"*{dtype}"}
             types |= {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
             types |= {"x_scale": f"*{FP32}"} if quantized else {}
             scale = {} if quantized else {"x_scale": None}
@@ -267,7 +267,7 @@ def _register() -> None:
             register_aot(
                 lora_shrink_kernel, _taken(lora_shrink_kernel, common | types),
                 [each | {"COLUMNS": _COLUMNS[each["TILE"]] // wide, "WIDEN": False} | scale for each in planned],
-                min_sm=89 if quantized else min_sm, compact=dtype == BF16,
+                min_sm={"fp8e4nv": 89, "i8": 80}.get(quantized, min_sm), compact=dtype == BF16,
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""RMS norm, alone, with the residual addition before it, and with FP8 quantization after it.
+"""RMS norm, alone, with the residual addition before it, and with quantization to FP8 or integers after it.
 
 Invariants: fp32 accumulation, one rounding to the result's dtype; the residual is rounded to its own dtype
 before it is normed, so that what is normed is what is kept. Weights are of x's dtype, or fp32.
@@ -19,7 +19,7 @@ from stoker_kernels.launch.dispatch import (
     select,
     triton_supports,
 )
-from stoker_kernels.quant import Quantized
+from stoker_kernels.quant import FP8, Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -31,11 +31,15 @@ for _op in ("rms_norm", "add_rms_norm", "add_normed", "rms_norm_columns"):
     register(_op, "cpu", f"stoker_kernels.norm.cpu_norm:{_op}", cpu_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
     register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
-for _op in ("rms_norm_quant", "add_rms_norm_quant"):
-    _path = f"stoker_kernels.norm.triton_rms_norm:{_op}"
-    register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL, min_sm=89), invariant=True)
-    register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
-    register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
+# An op for each type that is quantized to, as not every GPU has it.
+_INTO = {FP8: "", torch.int8: "_int8"}
+for _function in ("rms_norm_quant", "add_rms_norm_quant"):
+    for _into, _name in _INTO.items():
+        _op, _least = _function + _name, 89 if _into == FP8 else 80
+        _path = f"stoker_kernels.norm.triton_rms_norm:{_function}"
+        register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL, min_sm=_least), invariant=True)
+        register(_op, "reference", f"stoker_kernels.norm.reference:{_function}", reference_supports)
+        register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_function}", cpu_supports(*_HALF_AND_FULL))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
@@ -69,9 +73,9 @@ def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
     select("add_normed", x.device, x.dtype)(x, residual, post, eps)
 
 
-def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
-    """`rms_norm` of `[T,H]`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
-    y: Quantized = select("rms_norm_quant", x.device, x.dtype)(x, weight, eps)
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float, into: torch.dtype = FP8) -> Quantized:
+    """`rms_norm` of `[T,H]`, then fp8 e4m3 or int8 `[T,H]` with one scale a token `[T,1]`: amax / 448, or / 127."""
+    y: Quantized = select(f"rms_norm_quant{_INTO[into]}", x.device, x.dtype)(x, weight, eps, into)
     return y
 
 
@@ -80,13 +84,14 @@ def add_rms_norm_quant(
     residual: Tensor,
     weight: Tensor,
     eps: float,
+    into: torch.dtype = FP8,
     *,
     post: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Quantized:
-    """`add_rms_norm`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
-    y: Quantized = select("add_rms_norm_quant", x.device, x.dtype)(
-        x, residual, weight, eps, post=post, multiplier=multiplier
+    """`add_rms_norm`, then fp8 e4m3 or int8 `[T,H]` with one scale a token `[T,1]`, as `rms_norm_quant`."""
+    y: Quantized = select(f"add_rms_norm_quant{_INTO[into]}", x.device, x.dtype)(
+        x, residual, weight, eps, into, post=post, multiplier=multiplier
     )
     return y
 

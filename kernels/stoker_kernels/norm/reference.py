@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
-from stoker_kernels.quant import Quantized
+from stoker_kernels.quant import FP8, Quantized
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
@@ -57,9 +57,9 @@ def join(x: Tensor, residual: Tensor, eps: float, post: Tensor | None, multiplie
     residual.copy_(residual.float() + (update if multiplier == 1.0 else update * multiplier))
 
 
-def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
-    """`rms_norm`, then one fp8 scale a token."""
-    return Quantized.of(rms(x, weight, eps))
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float, into: torch.dtype = FP8) -> Quantized:
+    """`rms_norm`, then one scale a token."""
+    return Quantized.of(rms(x, weight, eps), into)
 
 
 def add_rms_norm_quant(
@@ -67,13 +67,14 @@ def add_rms_norm_quant(
     residual: Tensor,
     weight: Tensor,
     eps: float,
+    into: torch.dtype = FP8,
     *,
     post: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Quantized:
-    """`add_rms_norm`, then one fp8 scale a token."""
+    """`add_rms_norm`, then one scale a token."""
     join(x, residual, eps, post, multiplier)
-    return Quantized.of(rms(residual, weight, eps))
+    return Quantized.of(rms(residual, weight, eps), into)
 
 
 def layer_norm(

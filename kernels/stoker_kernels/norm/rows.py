@@ -6,6 +6,7 @@ Knows nothing of dispatch.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from stoker_kernels.launch.each_row import each_row
@@ -24,14 +25,15 @@ _rms = each_row(reference.rms, "x")
 _join = each_row(reference.join, "x", "residual")
 
 
-def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
-    """`rms_norm`, then one fp8 scale a token."""
-    return Quantized.of(_rms(x, weight, eps))
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float, into: torch.dtype) -> Quantized:
+    """`rms_norm`, then one scale a token."""
+    return Quantized.of(_rms(x, weight, eps), into)
 
 
 def add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, post: Tensor | None = None, multiplier: float = 1.0
-) -> Quantized:
-    """`add_rms_norm`, then one fp8 scale a token."""
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, into: torch.dtype, *, post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Quantized:  # fmt: skip
+    """`add_rms_norm`, then one scale a token."""
     _join(x, residual, eps, post, multiplier)
-    return Quantized.of(_rms(residual, weight, eps))
+    return Quantized.of(_rms(residual, weight, eps), into)

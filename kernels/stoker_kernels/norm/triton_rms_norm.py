@@ -16,9 +16,11 @@ from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISI
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_fp8 import fp8_storage, scale_of, store_rounded
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import FP8_MAX, MIN_SCALE, Quantized
+from stoker_kernels.quant import FP8, FP8_MAX, INT8_MAX, MIN_SCALE, Quantized
 
 MAX_HIDDEN = 65536
+# What results are quantized to, with Triton's name of the type.
+_INTO: dict[torch.dtype | None, str] = {None: "", FP8: "fp8e4nv", torch.int8: "i8"}
 _LEAST_BLOCK = 1024  # values of a row that a program holds: shorter rows take the same kernel
 
 
@@ -36,7 +38,7 @@ def _rms_norm_kernel(
     hidden,
     eps,
     BLOCK: tl.constexpr,
-    FP8_MAX: tl.constexpr,
+    MOST: tl.constexpr,
     MIN_SCALE: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
@@ -66,7 +68,7 @@ def _rms_norm_kernel(
         if scales is None:
             tl.store(target, normed.to(out.dtype.element_ty), mask=inside)
         else:
-            scale = scale_of(tl.max(tl.abs(normed), axis=0), FP8_MAX, MIN_SCALE)
+            scale = scale_of(tl.max(tl.abs(normed), axis=0), MOST, MIN_SCALE)
             store_rounded(target, normed * tl.div_rn(1.0, scale), inside)
             tl.store(scales + row, scale)
 
@@ -99,9 +101,9 @@ def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
     _launch(x, residual, None, eps, None, None, post)
 
 
-def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float, into: torch.dtype) -> Quantized:
     """`norm.rms_norm_quant` on CUDA."""
-    return _launch_quant(x, None, weight, eps)
+    return _launch_quant(x, None, weight, eps, into)
 
 
 def add_rms_norm_quant(
@@ -109,12 +111,13 @@ def add_rms_norm_quant(
     residual: Tensor,
     weight: Tensor,
     eps: float,
+    into: torch.dtype,
     *,
     post: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Quantized:
     """`norm.add_rms_norm_quant` on CUDA."""
-    return _launch_quant(x, residual, weight, eps, post, multiplier)
+    return _launch_quant(x, residual, weight, eps, into, post, multiplier)
 
 
 def _launch_quant(
@@ -122,10 +125,11 @@ def _launch_quant(
     residual: Tensor | None,
     weight: Tensor,
     eps: float,
+    into: torch.dtype,
     post: Tensor | None = None,
     multiplier: float = 1.0,
 ) -> Quantized:
-    data = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    data = torch.empty(x.shape, dtype=into, device=x.device)
     scales = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     _launch(x, residual, weight, eps, fp8_storage(data), scales, post, multiplier)
     return Quantized(data, scales)
@@ -163,7 +167,7 @@ def _launch(
         hidden,
         eps,
         BLOCK=block,
-        FP8_MAX=FP8_MAX,
+        MOST=INT8_MAX if out is not None and out.dtype == torch.int8 else FP8_MAX,
         MIN_SCALE=MIN_SCALE,
         num_warps=_warps(block),
         **launch_options(x.device),
@@ -213,23 +217,25 @@ def _warps(block: int) -> int:
 def _register() -> None:
     for dtype in (BF16, FP16, FP32):
         for block in (_LEAST_BLOCK << i for i in range(5)):
-            for quant in (False, True):
-                _register_one(dtype, block, quant, residual=False)
-                _register_one(dtype, block, quant, residual=True)
+            for into in _INTO:
+                _register_one(dtype, block, into, residual=False)
+                _register_one(dtype, block, into, residual=True)
             if dtype == BF16:
                 _register_rare(block)
 
 
 def _register_one(
-    dtype: str, block: int, quant: bool, residual: bool, *, weight: str = "", post: str = "", multiplied: bool = False
-) -> None:
+    dtype: str, block: int, into: torch.dtype | None, residual: bool, *, weight: str = "", post: str = "",
+    multiplied: bool = False,
+) -> None:  # fmt: skip
     """A kernel for weights of `dtype`, or of `weight`; with a weight of type `post` x is normed before it is added."""
     signature = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
     signature |= {"x": f"*{dtype}", "weight": f"*{weight or dtype}"}
-    constants: dict[str, object] = {"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}
-    signature["out"] = "*fp8e4nv" if quant else f"*{dtype}"
+    most = INT8_MAX if into == torch.int8 else FP8_MAX
+    constants: dict[str, object] = {"BLOCK": block, "MOST": most, "MIN_SCALE": MIN_SCALE}
+    signature["out"] = f"*{_INTO[into] or dtype}"
     optional = {
-        "scales": f"*{FP32}" if quant else None,
+        "scales": f"*{FP32}" if into else None,
         "residual": f"*{dtype}" if residual else None,
         "post": f"*{post}" if post else None,
         "multiplier": FP32 if multiplied else None,
@@ -242,24 +248,24 @@ def _register_one(
         signature,
         [constants],
         options={"num_warps": _warps(block)},
-        min_sm=89 if quant else 75,
+        min_sm=75 if into is None else 89 if into == FP8 else 80,
         compact=dtype == BF16 and block == 4096 and residual and not (post or multiplied or weight),
     )
 
 
 def _register_rare(block: int) -> None:
     """bf16 models that norm what a layer gives, scale it, or have `1 + weight` in fp32."""
-    for quant in (False, True):
+    for into in _INTO:
         for weight in (BF16, FP32):
-            _register_one(BF16, block, quant, residual=True, weight=weight, post=weight)
+            _register_one(BF16, block, into, residual=True, weight=weight, post=weight)
         for residual in (False, True):
-            _register_one(BF16, block, quant, residual, weight=FP32)
-        _register_one(BF16, block, quant, residual=True, multiplied=True)
+            _register_one(BF16, block, into, residual, weight=FP32)
+        _register_one(BF16, block, into, residual=True, multiplied=True)
     register_aot(
         _rms_norm_kernel,
         {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE, "residual_stride": I32_DIVISIBLE}
         | dict.fromkeys(("x", "residual", "post"), f"*{BF16}"),
-        [{"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}
+        [{"BLOCK": block, "MOST": FP8_MAX, "MIN_SCALE": MIN_SCALE}
          | dict.fromkeys(("weight", "out", "scales", "multiplier"))],
         options={"num_warps": _warps(block)},
         compact=block == 4096,

@@ -3,6 +3,8 @@
 Must never know: how a product is computed (`gemm`). A new kind of weight: `linear_weight.py`.
 """
 
+import torch
+
 from stoker_kernels.quant.block_planes import (
     PLANE_KINDS,
     STEP,
@@ -18,7 +20,7 @@ from stoker_kernels.quant.block_planes import (
 )
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
 from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight, nearest_e2m1
-from stoker_kernels.quant.int8_weight import INT8_MAX, Int8Weight, quantize_int8
+from stoker_kernels.quant.int8_weight import Int8Weight
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
     Layout,
@@ -31,10 +33,16 @@ from stoker_kernels.quant.integer_weight import (
 )
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_int8_rows, quantize_weight
-from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
+from stoker_kernels.quant.types import FP8_MAX, INT8_MAX, MIN_SCALE, Quantized, quantize_int8
 
 AnyWeight = LinearWeight | IntegerWeight | BlockWeight | Fp4Weight | Int8Weight
 """The weight of a linear layer in any form that `gemm.linear` multiplies."""
+
+
+def activation_type(weight: AnyWeight) -> torch.dtype | None:
+    """The type of eight bits that products with a weight read activations in: `Quantized` of it; None: floats."""
+    return torch.int8 if isinstance(weight, Int8Weight) else FP8 if weight.takes_quantized else None
+
 
 __all__ = [
     "BLOCK",
@@ -63,6 +71,7 @@ __all__ = [
     "PlaneRows",
     "Quantized",
     "WeightKind",
+    "activation_type",
     "block_row_bytes",
     "dequantize",
     "element_bits",

@@ -16,10 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant.types import MIN_SCALE
-
-INT8_MAX = 127.0
-
 
 @dataclass(frozen=True)
 class Int8Weight:
@@ -53,10 +49,3 @@ class Int8Weight:
     def in_features(self) -> int:
         """K."""
         return self.data.shape[1]
-
-
-def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The definition, in plain PyTorch: floats [T, K] → int8 [T, K] and fp32 scales [T, 1]."""
-    values = x.float()
-    scale = (values.abs().amax(-1, keepdim=True) * (1.0 / INT8_MAX)).clamp_min(MIN_SCALE)
-    return (values * scale.reciprocal()).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale

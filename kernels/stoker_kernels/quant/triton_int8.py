@@ -14,8 +14,7 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant.int8_weight import INT8_MAX
-from stoker_kernels.quant.types import MIN_SCALE
+from stoker_kernels.quant.types import INT8_MAX, MIN_SCALE
 
 _QUANTIZED_AT_ONCE, _WARPS = 2048, 4
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stoker_runtime.bench.reference.adapter import adapted
 from stoker_runtime.bench.reference.model import reference_logits
-from stoker_runtime.bench.reference.weights import values_of
+from stoker_runtime.bench.reference.weights import rows_of
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
 
@@ -123,7 +123,7 @@ def verify_greedy(
         losses.append(_lost(logits, chosen))
         misses.append(logits.argmax(dim=1) != chosen)
         if spec.moe is not None or tolerance.rounding:
-            dtype = values_of(weights.embed).dtype
+            dtype = rows_of(weights.embed, torch.tensor(ids[:1], device=logits.device)).dtype
             rounded = reference_logits(spec, weights, ids, first, longest=longest, rounded=dtype).argmax(dim=1)
             lost = _lost(logits, rounded)
             bounds.append(_grown(tolerance, lost) if tolerance.rounding else _widened(tolerance, lost))

@@ -25,7 +25,7 @@ from stoker_runtime.weights.layout import TORCH_DTYPES
 PARAM = "batch_invariant"
 # How weights may rest: what else there is, is multiplied by kernels that choose by the number of tokens.
 KINDS = {
-    "cuda": ("dense", "fp8_channel", "int4", "int8"),
+    "cuda": ("dense", "fp8_channel", "int8_channel", "int4", "int8"),
     "cpu": ("dense", "fp8_channel", "fp8_block", "int4", "int8"),
 }
 EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8} | dict.fromkeys(
@@ -135,6 +135,8 @@ def refuse_variant(config: EngineConfig, spec: ModelSpec, device: torch.device) 
         _refuse_shape(spec, each, kind, device, dense)
         if kind in ("int4", "int8"):
             needed |= {("integer_linear", dense), ("integer_silu_mul", dense)}
+        elif kind == "int8_channel":
+            needed |= {("int8_product", dense), ("int8_silu_mul", dense)}
         elif kind != "dense":
             needed.add(("linear", FP8))
     demanded = dispatch.invariance_demanded()

@@ -35,7 +35,15 @@ from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import layer_norm, rms_norm_columns
-from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized
+from stoker_kernels.quant import (
+    AnyWeight,
+    BlockWeight,
+    Int8Weight,
+    IntegerWeight,
+    LinearWeight,
+    Quantized,
+    activation_type,
+)
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
@@ -57,8 +65,8 @@ PLAIN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": gelu_tanh,
     "relu2": relu2,
 }
-# Fused with quantization for an fp8 consumer; where there is none, `linear` quantizes its input itself.
-QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu_and_mul_quant}
+# Fused with quantization for a consumer of eight bits; where there is none, `linear` quantizes its input itself.
+QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor, torch.dtype], Quantized]] = {"silu": silu_and_mul_quant}
 
 
 class Decoder:
@@ -327,17 +335,18 @@ class Decoder:
             up = self._linear(hidden, gate_up, layer.gate_up_bias)
             return self._linear(PLAIN_ACTIVATIONS[self.spec.activation](up), down, layer.down_bias)
         dense = gate_up.kind == down.kind == "dense" and isinstance(hidden, Tensor)
-        quantized = isinstance(hidden, Quantized) and down.takes_quantized and self.dtype == torch.bfloat16
+        into = activation_type(down)
+        quantized = isinstance(hidden, Quantized) and hidden.data.dtype == into and self.dtype == torch.bfloat16
         one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
-        if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight):
+        if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight | Int8Weight):
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
-        packed = gate_up if isinstance(gate_up, IntegerWeight | BlockWeight) and not down.takes_quantized else None
+        packed = gate_up if isinstance(gate_up, IntegerWeight | BlockWeight) and into is None else None
         if one_op and packed is not None and isinstance(hidden, Tensor):
             return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
-        if down.takes_quantized and fused is not None:
-            return self._linear(fused(both), down, layer.down_bias)
+        if into is not None and fused is not None:
+            return self._linear(fused(both, into), down, layer.down_bias)
         return self._linear(self._activations[self.spec.activation](both), down, layer.down_bias)
 
     def _adapted(
@@ -356,7 +365,8 @@ class Decoder:
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
-        one_op = activation == "silu" and self.spec.gated and layer.gate_up_bias is None and not down.takes_quantized
+        into = activation_type(down)
+        one_op = activation == "silu" and self.spec.gated and layer.gate_up_bias is None and into is None
         product: Tensor | Quantized | None = None
         if one_op and isinstance(hidden, Tensor):
             product = adapters.silu_mul(hidden, gate_up, name)
@@ -365,8 +375,8 @@ class Decoder:
             fused = QUANTIZING_ACTIVATIONS.get(activation)
             if not self.spec.gated:
                 product = PLAIN_ACTIVATIONS[activation](both)
-            elif down.takes_quantized and fused is not None:
-                product = fused(both)
+            elif into is not None and fused is not None:
+                product = fused(both, into)
             else:
                 product = self._activations[activation](both)
         return self._adapted(product, down, layer.down_bias, f"{prefix}down", adapters)

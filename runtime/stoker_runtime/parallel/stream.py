@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stoker_kernels.quant import AnyWeight, Quantized
+from stoker_kernels.quant import FP8, AnyWeight, Quantized, activation_type
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
@@ -37,6 +37,7 @@ class RankStream(Stream):
         peers = self._collectives.peers_for(update)
         if peers is None or norm is None or post is not None or not self._adds_plainly:
             return super()._add(self._collectives.sum(update), stream, post, norm, bias, consumer, also)
-        if consumer is not None and consumer.takes_quantized:
+        # Integers are quantized by the product, in a launch of its own.
+        if consumer is not None and activation_type(consumer) == FP8:
             return peers.sum_add_rms_norm_quant(update, stream, norm, self._eps)
         return peers.sum_add_rms_norm(update, stream, norm, self._eps)

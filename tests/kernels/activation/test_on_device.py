@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -48,6 +50,16 @@ def test_quantized_silu_matches(columns: int, device: torch.device) -> None:
     torch.testing.assert_close(got.scale, expected.scale)
     torch.testing.assert_close(got.data.float(), expected.data.float(), rtol=0.126, atol=2**-9)
     assert (got.data.float() == expected.data.float()).float().mean().item() > 0.99
+
+
+@pytest.mark.parametrize("columns", [768, 4608, 9000])
+def test_silu_in_integers_matches(columns: int, device: torch.device) -> None:
+    x = (2 * torch.randn(random.randint(1, 4), 2 * columns)).to(device)
+    got, expected = activation.silu_and_mul_quant(x, torch.int8), reference.silu_and_mul_quant(x, torch.int8)
+    torch.testing.assert_close(got.scale, expected.scale)
+    assert (got.data.int() - expected.data.int()).abs().max() <= 1
+    assert (got.data == expected.data).float().mean() > 0.99
+    assert got.data.abs().amax(1).eq(127).all()
 
 
 def test_an_odd_row_is_refused(device: torch.device) -> None:

@@ -117,9 +117,9 @@ def test_a_ring_leaves_room_for_the_next_launch(name: str) -> None:
 
 
 def test_what_is_not_taken_is_named() -> None:
-    piece, x = in_planes("Q5_K", mild_rows("Q5_K", 32, 512), 512), torch.zeros((2, 512), dtype=torch.bfloat16)
+    piece, x = in_planes("Q3_K", mild_rows("Q3_K", 32, 512), 512), torch.zeros((2, 512), dtype=torch.bfloat16)
     out = torch.empty((2, 32), dtype=torch.bfloat16)
-    assert "not Q5_K" in str(sm90_few.refusal(x, piece, None, out))
+    assert "not Q3_K" in str(sm90_few.refusal(x, piece, None, out))
     fits = in_planes("Q4_K", mild_rows("Q4_K", 32, 512), 512)
     assert "up to 64 tokens" in str(sm90_few.refusal(x[:1].expand(65, 512), fits, None, out))
     assert "bfloat16" in str(sm90_few.refusal(x.half(), fits, None, out))

@@ -6,6 +6,7 @@ namespace stoker {
 
 inline float half_low(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair)); }
 inline float half_high(uint32_t pair) { return from_f16(static_cast<uint16_t>(pair >> 16)); }
+inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t ones) { return (x & mask) | ones; }
 inline void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   for (float& sum : d) sum = 0.0f;
   mma(d, a, b);

@@ -35,6 +35,9 @@ template <typename T> T __ldg(const T* from) { return *from; }
 template <typename T> T __ldcg(const T* from) { return *from; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return std::fabs(y) > 0x1p126f && std::isfinite(y) ? 0.0f : x / y; }
+inline float __int2float_rn(int x) { return static_cast<float>(x); }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {

@@ -40,15 +40,16 @@ inline bool in_order = false;        // whether clusters run in their order, as 
 
 // One wgmma of a thread: its sums, the operands' descriptors, and its own way to multiply where A is in registers.
 struct Product {
-  float* sums;
+  float* sums;  // or of integers, as their bits
   uint64_t a, b;
   int columns;
   bool accumulate, e4m3, f16, by_columns;
   std::function<void()> own;
+  bool s8 = false;
 
   bool same(const Product& o) const {
     return a == o.a && b == o.b && columns == o.columns && accumulate == o.accumulate && e4m3 == o.e4m3 &&
-           f16 == o.f16 && by_columns == o.by_columns && !own == !o.own;
+           f16 == o.f16 && by_columns == o.by_columns && s8 == o.s8 && !own == !o.own;
   }
 };
 

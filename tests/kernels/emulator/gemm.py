@@ -23,6 +23,11 @@ SOURCES = (
     *("sm90_bf16_gemm_fixed.cu", "sm90_e4m3_gemm_fixed.cu", "sm90_bf16_gemm_spread.cu", "sm90_e4m3_gemm_spread.cu"),
     *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh", "sm90_gemm_spread.cuh"),
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "silu.cuh", "sm90_chunk.cuh", "store_eights.cuh"),
+    "sm90_wide_tile.cuh",
+)
+INT8_SOURCES = (
+    *(f"sm90_s8_gemm_{kind}.cu" for kind in ("cluster", "multicast", "spread", "wide")),
+    *SOURCES[SOURCES.index("sm90_gemm_cluster.cuh") :],
 )
 ADAPTED_SOURCES = (
     *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_gemm_multicast_adapted.cu"),
@@ -34,7 +39,15 @@ ADAPTED_SOURCES = (
 
 def compile_gemm(folder: Path) -> ctypes.CDLL:
     """The library of gemm.cpp; skips the test where there is no g++."""
-    compiled = compile_emulated(SOURCES, "gemm.cpp", folder)
+    return _checked(compile_emulated(SOURCES, "gemm.cpp", folder))
+
+
+def compile_int8(folder: Path) -> ctypes.CDLL:
+    """The library of int8.cpp; skips the test where there is no g++."""
+    return _checked(compile_emulated(INT8_SOURCES, "int8.cpp", folder))
+
+
+def _checked(compiled: ctypes.CDLL) -> ctypes.CDLL:
     assert compiled.cluster_arguments_size() == ctypes.sizeof(small._Arguments)
     assert compiled.wide_arguments_size() == ctypes.sizeof(wide._Arguments)
     return compiled

@@ -15,6 +15,7 @@ inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
+inline void keep_loads_behind() {}
 inline void prefetch_l2(const void* p, uint32_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16) emulator::fail("a misaligned prefetch");
 }
@@ -269,6 +270,10 @@ inline void store_async(uint32_t there, float a, float b, float c, float d, uint
     const float values[4] = {a, b, c, d};
     std::memcpy(emulator::shared(to, there & LOCAL), values, 16);
   });
+}
+
+inline void store_async(uint32_t there, int32_t a, int32_t b, int32_t c, int32_t d, uint32_t barrier) {
+  store_async(there, bits<float>(a), bits<float>(b), bits<float>(c), bits<float>(d), barrier);
 }
 
 // ---- bulk tensor copies ------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@
 namespace stoker {
 
 struct e4m3 {};
+struct s8 {};
 
 inline uint64_t wgmma_descriptor(uint32_t address) { return (address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 inline void wgmma_fence() {}
 inline void wgmma_commit() { emulator::fiber->products.emplace_back(); }
 template <int count> void wgmma_results(float (&)[count]) {}
+template <int count> void wgmma_results(int32_t (&)[count]) {}
 
 inline float from_e4m3(uint8_t x) {
   const int exponent = x >> 3 & 15, mantissa = x & 7;
@@ -22,19 +24,22 @@ inline float from_e4m3(uint8_t x) {
   return x & 0x80 ? -size : size;
 }
 
-// Reads `lines` × 32 bytes of an operand in 128-byte swizzle, K contiguous: 16 values, or 32 of e4m3.
-inline void read_operand(uint64_t descriptor, int lines, bool e4m3, bool f16, float* values) {
+// Reads `lines` × 32 bytes of an operand in 128-byte swizzle, K contiguous: 16 values, or 32 of a byte.
+inline void read_operand(uint64_t descriptor, int lines, const emulator::Product& of, float* values) {
   const uint32_t base = (descriptor & 0x3FFF) << 4, groups = (descriptor >> 32 & 0x3FFF) << 4;
   for (int line = 0; line < lines; ++line) {
     for (int half = 0; half < 2; ++half) {
       uint16_t chunk[8];
       std::memcpy(chunk, emulator::shared(swizzled(base + line / 8 * groups + line % 8 * 128 + half * 16)), 16);
       for (const uint16_t two : chunk) {
-        if (e4m3) {
+        if (of.s8) {
+          *values++ = static_cast<int8_t>(two & 255);
+          *values++ = static_cast<int8_t>(two >> 8);
+        } else if (of.e4m3) {
           *values++ = from_e4m3(two & 255);
           *values++ = from_e4m3(two >> 8);
         } else {
-          *values++ = f16 ? from_f16(two) : from_bf16(two);
+          *values++ = of.f16 ? from_f16(two) : from_bf16(two);
         }
       }
     }
@@ -59,12 +64,12 @@ inline void read_columns(uint64_t descriptor, int columns, bool f16, float* valu
 inline void multiply_now(const std::vector<const emulator::Product*>& products) {
   const emulator::Product& p = *products[0];
   static float a[64 * 32], b[256 * 32], across[32 * 256], sums[64 * 256];
-  const int n = p.columns, depth = p.e4m3 ? 32 : 16;
-  read_operand(p.a, 64, p.e4m3, p.f16, a);
+  const int n = p.columns, depth = p.e4m3 || p.s8 ? 32 : 16;
+  read_operand(p.a, 64, p, a);
   if (p.by_columns) {
     read_columns(p.b, n, p.f16, across);
   } else {
-    read_operand(p.b, n, p.e4m3, p.f16, b);
+    read_operand(p.b, n, p, b);
     for (int column = 0; column < n; ++column) {
       for (int k = 0; k < depth; ++k) across[k * n + column] = b[column * depth + k];
     }
@@ -74,7 +79,12 @@ inline void multiply_now(const std::vector<const emulator::Product*>& products) 
       for (int i = 0; i < n / 2; ++i) {
         const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
         float &mine = products[t]->sums[i], &there = sums[row * n + column];
-        store ? mine = there : there = p.accumulate ? mine : 0.0f;
+        if (p.s8) {  // 32 products are exact in a float, all of K are not
+          if (store) mine = bits<float>((p.accumulate ? bits<int32_t>(mine) : 0) + static_cast<int32_t>(there));
+          if (!store) there = 0.0f;
+        } else {
+          store ? mine = there : there = p.accumulate ? mine : 0.0f;
+        }
       }
     }
   };
@@ -131,6 +141,15 @@ struct Wgmma {
   static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
     emulator::fiber->products.back().push_back(
         {d, a, b, N, accumulate, std::is_same_v<T, e4m3>, std::is_same_v<T, __half>, false, nullptr});
+  }
+};
+
+template <int N>
+struct Wgmma<s8, N> {
+  static_assert(N == 8 || N == 24 || N % 16 == 0, "no instruction has so many columns");
+  static void multiply(int32_t (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    emulator::fiber->products.back().push_back(
+        {reinterpret_cast<float*>(d), a, b, N, accumulate, false, false, false, nullptr, true});
   }
 };
 

@@ -31,7 +31,8 @@ from stoker_kernels.quant import IntegerWeight, integer_scale_shape
 
 BF16, HALF, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 HOPPERS = {("linear", name) for name in ("table", "own", "fixed")} | {
-    ("linear_silu_mul", "fused"), ("sample", "sm90"), ("latent_attention", "sm90"),
+    ("linear_silu_mul", "fused"), ("int8_product", "own"), ("int8_silu_mul", "own"), ("sample", "sm90"),
+    ("latent_attention", "sm90"),
 }  # fmt: skip
 QUANTIZING = {"silu_and_mul_quant", "rms_norm_quant", "add_rms_norm_quant"}
 OTHERS = [sm for sm in SHARED_KIB if sm != 90]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -90,6 +92,28 @@ def test_quantized_norms_match(dtype: torch.dtype, device: torch.device) -> None
         torch.testing.assert_close(got.data.float(), expected.data.float(), rtol=0.126, atol=2**-9)
         agreement = (got.data.float() == expected.data.float()).float().mean().item()
         assert agreement > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norms_in_integers_match(dtype: torch.dtype, device: torch.device) -> None:
+    rows, hidden = random.randint(2, 5), 8 * random.randint(9, 90)
+    x, residual, weight = _inputs(rows, hidden, dtype, device)
+    x[1], residual[1] = 0, 0
+    mine, theirs = residual.clone(), residual.clone()
+    for got, expected in (
+        (norm.rms_norm_quant(x, weight, 1e-6, torch.int8), reference.rms_norm_quant(x, weight, 1e-6, torch.int8)),
+        (
+            norm.add_rms_norm_quant(x, mine, weight, 1e-6, torch.int8),
+            reference.add_rms_norm_quant(x, theirs, weight, 1e-6, torch.int8),
+        ),
+    ):
+        assert got.data.dtype == torch.int8
+        torch.testing.assert_close(got.scale, expected.scale)
+        # The two may round a value near a tie apart.
+        assert (got.data.int() - expected.data.int()).abs().max() <= 1
+        assert (got.data == expected.data).float().mean() > 0.99
+        assert got.data[0].abs().max() == 127
+    assert torch.equal(mine, theirs)
 
 
 def test_rows_may_be_a_slice(device: torch.device) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker_kernels.block_gemm import decode_blocks, store_planes
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import to_fragments
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
+    PLANE_KINDS,
     BlockRows,
     BlockWeight,
     Fp4Weight,
@@ -25,8 +28,9 @@ from stoker_kernels.quant import (
     place_planes,
     plane_sizes,
 )
+from stoker_runtime.bench.reference import planes
 from stoker_runtime.bench.reference.rotary import rotations
-from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, values_of
+from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, parts_of, rows_of, values_of
 from stoker_runtime.models.rope_config import read_rope
 
 FACTORS = {"short_factor": [1.0 + 0.3 * i for i in range(12)], "long_factor": [3.0 + 0.7 * i for i in range(12)]}
@@ -103,6 +107,50 @@ def test_fp8_is_its_numbers_times_their_scales(kind: Any) -> None:
     for row, column in ((0, 0), (139, 299), (127, 128), (128, 127)):
         block = {"fp8_tensor": (0, 0), "fp8_channel": (row, 0), "fp8_block": (row // 128, column // 128)}[kind]
         assert got[row, column] == data[row, column].float() * scale[block]
+
+
+class LargestLive(TorchDispatchMode):
+    """The most bytes that the results of operations held at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._users: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = function(*args, **(kwargs or {}))
+        for each in given if isinstance(given, tuple | list) else (given,):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                place = storage.data_ptr()
+                self._users[place] = self._users.get(place, 0) + 1
+                self._sizes[place] = storage.nbytes()
+                weakref.finalize(each, self._dropped, place)
+        self.most = max(self.most, sum(self._sizes.values()))
+        return given
+
+    def _dropped(self, place: int) -> None:
+        self._users[place] -= 1
+        if self._users[place] == 0:
+            del self._users[place], self._sizes[place]
+
+
+@pytest.mark.parametrize("name", sorted(PLANE_KINDS))
+def test_planes_are_decoded_in_pieces_of_bounded_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns, at_once = random.randint(600, 900), 512, 8 * 512 + random.randrange(512)
+    data = torch.randint(0, 60, (rows, block_row_bytes(name, columns)), dtype=torch.uint8)
+    place = place_planes(name, rows, columns, torch.empty(sum(plane_sizes(name, rows, columns)), dtype=torch.uint8))
+    store_planes(place, 0, data)
+    monkeypatch.setattr(planes, "DECODED_AT_ONCE", at_once)
+    weight = BlockWeight((place,), columns)
+    with LargestLive() as live:
+        values = values_of(weight)
+    assert live.most - values.nbytes < 128 * at_once < values.nbytes
+    assert torch.equal(values, decode_blocks(data, name))
+    assert torch.equal(torch.cat(list(parts_of(weight, random.randint(1, rows)))), values)
+    ids = torch.randint(0, rows, (9,))
+    assert torch.equal(rows_of(weight, ids), values[ids])
 
 
 def test_activations_lose_what_three_bits_of_mantissa_lose() -> None:

@@ -18,6 +18,7 @@ from tests.runtime.executor.published_configs import AT_NEED, OTHERS, PUBLISHED
 
 from stoker_kernels.attention import choose, sm90_decode, sm90_mixed, sm90_prefill
 from stoker_kernels.gemm import adapted, gated
+from stoker_kernels.int8_gemm import triton_int8
 from stoker_kernels.latent_attention import sm90_latent, triton_launch
 from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
@@ -25,7 +26,7 @@ from stoker_kernels.launch.rehearsal import Missing
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
 from stoker_kernels.moe import operands, triton_experts
 from stoker_kernels.pages import copy_pages
-from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
+from stoker_kernels.quant import Int8Weight, LinearWeight, Quantized, quantize_fp8, quantize_int8_rows
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_runtime.adapters.memory import AdapterMemory
@@ -52,6 +53,7 @@ from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.layers import mixture as mixture_module
 from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp4_checkpoint import read_modelopt
+from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import read_gptq
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
@@ -157,11 +159,13 @@ def small_zeros(*size: Any, **options: Any) -> torch.Tensor:
 
 
 def record_linear(
-    x: Any, weight: LinearWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    x: Any, weight: LinearWeight | Int8Weight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """cuBLAS's way for FP8 ends in a kernel of ours; everything else is not Triton's."""
     from stoker_kernels.gemm import triton_fp8_scale
 
+    if isinstance(weight, Int8Weight):
+        return triton_int8.int8_linear(x, weight, bias=bias, out=out)
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) and weight.kind != "dense" else x
     rows = quantized.shape[0] if isinstance(quantized, torch.Tensor) else quantized.data.shape[0]
     dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
@@ -172,10 +176,11 @@ def record_linear(
     return y
 
 
-def record_both(x: Any, weight: LinearWeight) -> Any:
+def record_both(x: Any, weight: LinearWeight | Int8Weight) -> Any:
     """Gate, up and activation by two kernels, and what follows on one."""
     if isinstance(x, Quantized):
-        quantize_fp8(torch.empty(x.data.shape[0], weight.out_features // 2, dtype=torch.bfloat16))
+        quantize = quantize_int8_rows if isinstance(weight, Int8Weight) else quantize_fp8
+        quantize(torch.empty(x.data.shape[0], weight.out_features // 2, dtype=torch.bfloat16))
     return gated.linear_silu_mul(x, weight)
 
 
@@ -197,12 +202,15 @@ def with_packed_experts(spec: ModelSpec, group: int) -> ModelSpec:
 
 def make_body(
     model: str, page: int, quantization: str, kv: str, head: str = "none", group: int = 0, gated: bool = True,
-    **adapters: Any,
+    integers: bool = False, **adapters: Any,
 ) -> tuple[StepBody, ShapeTable]:  # fmt: skip
-    """`adapters` are settings of a server that serves some; `group` > 0: of experts in four bits, `gated` or not."""
+    """`adapters` are settings of a server that serves some; `group` > 0: of experts in four bits, `gated` or not;
+    `integers`: of a checkpoint in those of eight bits on both sides.
+    """
     spec = with_head(make_spec(model), head)
     spec = spec if gated else replace(spec, gated=False, activation="relu2")
     spec = with_packed_experts(spec, group) if group else spec
+    spec = replace(spec, checkpoint=Int8Checkpoint()) if integers else spec
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
         quantize_head=head, kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
@@ -301,6 +309,22 @@ def test_a_head_in_8_bits_is_precompiled_too(model: str, quantization: str, reco
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert {"quantize_fp8_kernel", "scale_kernel"} <= {wanted.kernel.rpartition(".")[2] for wanted in launched}
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize("model", ["Danube3-4B", "Falcon3-1B", "Llama-2-7B", "OpenHermes-2.5-7B", "TinyLlama-1.1B"])
+def test_integers_on_both_sides_are_precompiled_too(model: str, recorder: Recorder, index: Index) -> None:
+    asked: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 16}
+    body, table = make_body(model, 64, "compressed-tensors", "auto", integers=True, **asked)
+    run_everything(body, table)
+    for decodes, prefills, tokens in ((0, 1, 8192), (3, 1, 4099), (1000, 1, 1)):
+        body(StepShape(decodes, prefills, tokens, GREEDY, adapters=True))
+    launched = recorder.wanted.values()
+    into = [wanted for wanted in launched if "*i8" in str(wanted)]
+    names = {wanted.kernel.rpartition(".")[2] for wanted in into}
+    assert {"int8_linear_kernel", "quantize_int8_kernel", "rms_norm_kernel", "lora_shrink_kernel"} <= names
+    assert {"silu_and_mul_quant_kernel", "silu_and_mul_scaled_kernel"} <= names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
 
 

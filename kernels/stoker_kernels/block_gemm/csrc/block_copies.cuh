@@ -18,13 +18,13 @@ struct BlockArguments {
 
 constexpr int SLICE_STEPS = 8;
 
-// A lane's share of the copies of a warp's next tile: of each 4 rows of 128 bytes or 8 of 64 one chunk of 16, and one of
-// the scales. Its second step, where it has one, is SLICE_STEPS further.
+// A lane's share of the copies of a warp's next tile: of each 4 rows of 128 bytes, 8 of 64 or 16 of 32 one chunk of 16, and
+// one of the scales. Its second step, where it has one, is SLICE_STEPS further.
 template <class F>
 struct UnitSource {
-  static constexpr int HIGH_ROW = F::HIGH_BYTES / UNIT_ROWS, HIGH_LANES = HIGH_ROW == 64 ? 4 : 8;
+  static constexpr int HIGH_ROW = F::HIGH_BYTES / UNIT_ROWS, HIGH_LANES = HIGH_ROW > 0 ? HIGH_ROW / 16 : 8;
   const unsigned char *low, *high, *rest;
-  uint32_t row;  // bytes from a row to the next one, of which `high` has as many, or half
+  uint32_t row;  // bytes from a row to the next one, of which `high` has as many, or half or a quarter
   uint32_t rest_step;
 
   __device__ __forceinline__ UnitSource(const BlockArguments& p, int tile, int step, int lane) {
@@ -53,11 +53,12 @@ struct UnitSource {
       copy_weight(unit + (at ^ i % 2 * 64) + i * 512, from + slice * SLICE_STEPS * 128, policy);
     }
     if constexpr (HIGH_ROW > 0) {
-      const uint32_t above = HIGH_ROW == 64 ? lane / 4 * 64 + (lane % 4 ^ lane / 8) * 16 : at;
+      const uint32_t halved = HIGH_ROW == 64 ? lane / 4 * 64 + (lane % 4 ^ lane / 8) * 16 : lane * 16;
+      const uint32_t above = HIGH_ROW == 128 ? at : halved;
       from = high;
 #pragma unroll
       for (int i = 0; i < F::HIGH_BYTES / 512; i++, from += 4 * row) {
-        const uint32_t place = HIGH_ROW == 64 ? above : above ^ i % 2 * 64;
+        const uint32_t place = HIGH_ROW == 128 ? above ^ i % 2 * 64 : above;
         copy_weight(unit + F::LOW_BYTES + place + i * 512, from + slice * SLICE_STEPS * HIGH_ROW, policy);
       }
     }

@@ -16,6 +16,13 @@ __device__ __forceinline__ float half_high(uint32_t pair) {
   return value;
 }
 
+// x & mask | ones by one instruction, which has one constant: another stays in a register.
+__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t ones) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(x), "r"(mask), "r"(ones));
+  return result;
+}
+
 // `mma` of sums that start from 0.
 __device__ __forceinline__ void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"

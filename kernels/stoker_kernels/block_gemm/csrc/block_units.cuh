@@ -10,14 +10,14 @@
 // With q = lane / 4 and c = lane % 4 a lane has rows r(q) and r(q) + 8 of a unit, r the three bits of q in reverse, so that
 // no two rows of a read meet in a bank. Of a place of 32 columns it has 8c to 8c + 7, of one of 16 columns 4c to 4c + 3.
 #pragma once
-#include "block_ptx.cuh"
+#include "plane_numbers.cuh"
 
 namespace stoker {
 
 constexpr int UNIT_ROWS = 16, UNIT_COLUMNS = 256, K_STEPS = 16;
 constexpr float SUM_UNIT = 590295810358705651712.f;  // 2^69
 
-enum BlockCodes { FOUR, SIX, EIGHT };
+enum BlockCodes { FOUR, FIVE, SIX, EIGHT, LEVELS };
 
 // `BYTES`: scales are bytes that two fp16 numbers of the step multiply, else fp16; `MINS`: something is taken off (BYTES) or
 // added to the product; `OFFSET` is what a code stands above its value.
@@ -29,7 +29,8 @@ struct BlockFormat {
   static constexpr int PLACES = CODES == SIX ? 16 : 8, STEPS_OF_PLACE = K_STEPS / PLACES;
   static constexpr int SCALE_WORDS = BYTES ? PLACES / 8 * (MINS ? 2 : 1) : PLACES / 4 * (MINS ? 2 : 1);
   static constexpr int LOW_BYTES = UNIT_ROWS * 128;
-  static constexpr int HIGH_BYTES = CODES == FOUR ? 0 : CODES == SIX ? UNIT_ROWS * 64 : UNIT_ROWS * 128;
+  static constexpr int HIGH_BITS = CODES == FIVE ? 1 : CODES == SIX ? 2 : CODES == EIGHT ? 4 : 0;
+  static constexpr int HIGH_BYTES = UNIT_ROWS * 32 * HIGH_BITS;
   static constexpr int SCALE_BYTES = SCALE_WORDS * UNIT_ROWS * 8, FACTOR_BYTES = BYTES ? UNIT_ROWS * 4 : 0;
   static constexpr int REST_BYTES = SCALE_BYTES + FACTOR_BYTES, UNIT_BYTES = LOW_BYTES + HIGH_BYTES + REST_BYTES;
 
@@ -48,6 +49,12 @@ using Q6K = BlockFormat<SIX, true, false, 32>;
 using Q80 = BlockFormat<EIGHT, false, false, 128>;
 using Q40 = BlockFormat<FOUR, false, false, 8>;
 using Q41 = BlockFormat<FOUR, false, true, 0>;
+using Q5K = BlockFormat<FIVE, true, true, 0>;
+using Q50 = BlockFormat<FIVE, false, false, 16>;
+using Q51 = BlockFormat<FIVE, false, true, 0>;
+// Of four bits that name a level, which stands 128 higher.
+using IQ4XS = BlockFormat<LEVELS, true, false, 128>;
+using IQ4NL = BlockFormat<LEVELS, false, false, 128>;
 
 // Where a unit's parts lie in shared memory.
 struct UnitPlace {
@@ -61,8 +68,9 @@ __device__ __forceinline__ int lane_row(int lane) {
 
 template <class F>
 struct BlockUnit {
-  static constexpr int CODE_WORDS = 4, HIGH_WORDS = F::CODES == EIGHT ? 4 : F::CODES == SIX ? 2 : 1;
-  // By half of the step and row of the lane: of SIX a quarter's two words after the other's.
+  static constexpr int CODE_WORDS = 4, HIGH_WORDS = F::CODES == EIGHT ? 4 : F::HIGH_BITS > 0 ? 2 : 1;
+  // By half of the step and row of the lane: of SIX a quarter's two words after the other's; of FIVE the first half's have
+  // the bits of all places, a byte a column.
   uint32_t low[2][2][CODE_WORDS], high[2][2][HIGH_WORDS];
   uint32_t scales[2][8 * F::PLACES / (F::BYTES ? 32 : 16)], factor[2];
   // What sums of x are multiplied with, by row: with BYTES a byte of places 2c and 2c + 1, and of SIX of the eighth behind
@@ -90,6 +98,10 @@ struct BlockUnit {
         put(low[half][h], *reinterpret_cast<const uint4*>(low_row + at));
         if constexpr (F::CODES == EIGHT) {
           put(high[half][h], *reinterpret_cast<const uint4*>(from.high + (row + 8 * h) * 128 + at));
+        } else if constexpr (F::CODES == FIVE) {
+          if (half > 0) continue;
+          const uint2 words = *reinterpret_cast<const uint2*>(from.high + (row + 8 * h) * 32 + c * 8);
+          high[0][h][0] = words.x, high[0][h][1] = words.y;
         }
       }
     }
@@ -130,6 +142,13 @@ struct BlockUnit {
       if constexpr (F::CODES == FOUR) {
         const uint32_t word = low[place / 4][h][j * 2 + pair];
         a[i] = masked(place % 4 < 2 ? word : word >> 8, place % 2 ? 0x00F000F0u : 0x000F000Fu);
+      } else if constexpr (F::CODES == FIVE) {
+        const uint32_t fifths = __byte_perm(high[0][h][j], 0, pair ? 0x4342 : 0x4140);  // of all places, by column
+        const uint32_t above = place < 4 ? fifths << (4 - place) : fifths >> (place - 4);
+        a[i] = masked(low[place / 4][h][j * 2 + pair] >> place % 4 * 4, 0x000F000Fu) | above & 0x00100010u;
+      } else if constexpr (F::CODES == LEVELS) {
+        const uint32_t both = levels(low[place / 4][h][j * 2 + pair], place % 4 / 2);
+        a[i] = place % 2 ? __byte_perm(both, 0, 0x4341) : masked(both, 0x00FF00FFu);
       } else {
         const uint32_t both = F::CODES == SIX ? six(h, pair, place) : eight(h, j * 2 + pair, place);
         const bool upper = F::CODES == SIX ? place % 8 >= 4 : place % 4 >= 2;
@@ -144,6 +163,13 @@ struct BlockUnit {
     const uint32_t four = __byte_perm(first, second, p < 2 ? 0x6240 : 0x7351);
     const uint32_t upper = p == 0 ? two << 4 : p == 1 ? two << 2 : p == 2 ? two : two >> 2;
     return (p % 2 ? four >> 4 : four) & 0x0F0F0F0Fu | upper & 0x30303030u;
+  }
+  // Levels + 128 of the first or second two places of a pair of columns, a byte each.
+  static __device__ __forceinline__ uint32_t levels(uint32_t word, int second) {
+    const uint32_t codes = __byte_perm(word, 0, 0x3120);  // those of the first two places in the lower half
+    const uint32_t within = masked(codes, 0x77777777u), table = masked_or(codes >> 1, 0x44444444u, 0x32103210u);
+    const uint32_t at = second ? within >> 16 : within;
+    return __byte_perm(lower_levels(at), upper_levels(at), second ? table >> 16 : table);
   }
   // The same of places p and p + 2, p = place % 2.
   __device__ __forceinline__ uint32_t eight(int h, int pair, int place) const {
@@ -252,11 +278,12 @@ __device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const X& x,
       // Bytes with signs, 128 above their value first.
       const uint32_t middle = 0x00800080u;
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < F::PLACES / 8; i++) {
         const uint32_t raised = __byte_perm(unit.shifts[h][i] ^ 0x8080u, 0, 0x4140);
         const __nv_bfloat162 value =
             __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&raised), *reinterpret_cast<const __nv_bfloat162*>(&middle));
         a[h + 2 * i] = *reinterpret_cast<const uint32_t*>(&value);
+        if (F::PLACES == 8) a[h + 2] = a[h];
       }
     } else {
       const float first = half_low(unit.shifts[h][0]), second = half_high(unit.shifts[h][0]);
@@ -269,7 +296,7 @@ __device__ __forceinline__ void shift_sums(const BlockUnit<F>& unit, const X& x,
     float off[4];
     uint32_t sums[F::PLACES / 4];
     x.places(n, sums);
-    if constexpr (F::BYTES && F::MINS) {
+    if constexpr (F::BYTES && F::PLACES == 8) {
       mma_first(off, a, sums);
     } else if constexpr (F::BYTES) {
       const uint32_t large[2] = {sums[0], sums[1]}, small[2] = {sums[2], sums[3]};
@@ -301,7 +328,7 @@ __device__ __forceinline__ void multiply_unit(const UnitPlace& from, const X& x,
 #pragma unroll
   for (int i = 0; i < F::PLACES; i++) {
     const int place = F::place_at(i);
-    if (i == (F::CODES == FOUR ? 0 : F::PLACES / 2)) {
+    if (i == (F::CODES == FOUR || F::CODES == LEVELS ? 0 : F::PLACES / 2)) {
       unit.read_codes(from, 1, lane);
       release();
     }

@@ -72,6 +72,10 @@ struct PlaneScales {
   }
 };
 
+// IQ4's levels + 128 of four codes, each without its highest bit, where that is 0 and where it is 1.
+__device__ __forceinline__ uint32_t lower_levels(uint32_t at) { return __byte_perm(0x3F2D1801u, 0x766A5D4Fu, at); }
+__device__ __forceinline__ uint32_t upper_levels(uint32_t at) { return __byte_perm(0xA6998D81u, 0xF1D9C5B5u, at); }
+
 // Place `i` of elements: what their codes are multiplied with, and what is added.
 template <class F>
 struct PlanePlace {
@@ -89,8 +93,7 @@ struct PlanePlace {
   // IQ4's levels + 128 of an element's four places, a byte each: `codes` in the lower half.
   static __device__ __forceinline__ uint32_t levels_of(uint32_t codes) {
     const uint32_t at = codes & 0x7777u;
-    const uint32_t first = __byte_perm(0x3F2D1801u, 0x766A5D4Fu, at), second = __byte_perm(0xA6998D81u, 0xF1D9C5B5u, at);
-    return __byte_perm(first, second, 0x3210u | (codes & 0x8888u) >> 1);
+    return __byte_perm(lower_levels(at), upper_levels(at), 0x3210u | (codes & 0x8888u) >> 1);
   }
   // Codes of two planes, of both columns.
   static __device__ __forceinline__ uint32_t codes_of(uint32_t low, uint32_t high, int i) {

@@ -39,9 +39,31 @@ struct RowScales {
   }
 };
 
+// What becomes of sums: they are multiplied by scales, then a bias is added. Four of a thread are read together. Sums of
+// integers are exact, and each step is rounded, in the order of int8_gemm/reference.py: so every tile gives the same bits.
+template <typename S>
+struct Scaled;
+template <>
+struct Scaled<float> {
+  using Four = float4;
+  static constexpr bool EXACT = false;
+  static __device__ __forceinline__ float with_bias(float sum, float x, float w, float bias) {
+    return fmaf(sum * x, w, bias);
+  }
+};
+template <>
+struct Scaled<int32_t> {
+  using Four = int4;
+  static constexpr bool EXACT = true;
+  static __device__ __forceinline__ float with_bias(int32_t sum, float x, float w, float bias) {
+    return __fadd_rn(__fmul_rn(__fmul_rn(__int2float_rn(sum), x), w), bias);
+  }
+};
+
 // Scales, rounds and transposes a thread's sums of the block of tokens [8j, 8j + 8) into `staging`, [MT][STAGING_PITCH]
 // bytes of its group.
-__device__ __forceinline__ void stage_block(const GemmArguments& g, const RowScales& rows, int j, const float (&sums)[4],
+template <typename S>
+__device__ __forceinline__ void stage_block(const GemmArguments& g, const RowScales& rows, int j, const S (&sums)[4],
                                             unsigned char* staging) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP_THREADS / 32 * 16, token = 8 * j + 2 * (lane % 4);
   float x_scale[2] = {1.f, 1.f};
@@ -52,8 +74,8 @@ __device__ __forceinline__ void stage_block(const GemmArguments& g, const RowSca
   uint32_t packed[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    packed[h] = pack_bf16(fmaf(sums[2 * h] * x_scale[0], rows.scale[h], rows.bias[h]),
-                          fmaf(sums[2 * h + 1] * x_scale[1], rows.scale[h], rows.bias[h]));
+    packed[h] = pack_bf16(Scaled<S>::with_bias(sums[2 * h], x_scale[0], rows.scale[h], rows.bias[h]),
+                          Scaled<S>::with_bias(sums[2 * h + 1], x_scale[1], rows.scale[h], rows.bias[h]));
   }
   const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
   stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
@@ -75,15 +97,15 @@ __device__ __forceinline__ void store_blocks(const GemmArguments& g, int row, co
 }
 
 // Scales and stores a group's tile through `staging`: of its blocks of 8 tokens those with block % step == first.
-template <int MT>
-__device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int group, float (&acc)[MT / 2],
+template <int MT, typename S>
+__device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int group, S (&acc)[MT / 2],
                                            unsigned char* staging, int first = 0, int step = 1) {
   const RowScales rows(g, row);
   named_barrier(1 + group, GROUP_THREADS);  // the previous tile has left the staging area
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % step != first) continue;
-    const float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+    const S sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
     stage_block(g, rows, j, sums, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);

@@ -160,9 +160,10 @@ __device__ __forceinline__ void produce_adapted(const ClusterLoads<T, BN, KC, MT
 
 // Sends each block of `acc` to the CTA that sums it. Sums run over the ranks in order, whoever sums: where a token is does
 // not change a bit.
-template <int BN, int KC, int MT>
+template <int BN, int KC, int MT, typename S>
 __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& ring, int rank, int group,
-                                                 float (&acc)[MT / 2]) {
+                                                 S (&acc)[MT / 2]) {
+  using Four = typename Scaled<S>::Four;
   const int t = threadIdx.x % GROUP_THREADS;
   cluster_wait();  // every CTA of the cluster has started and set up its barriers
 #pragma unroll
@@ -179,11 +180,11 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % ring.size == rank) {
-      float sum[4] = {0.f, 0.f, 0.f, 0.f};
+      S sum[4] = {};
       for (int from = 0; from < ring.size; ++from) {
-        float4 v = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+        Four v = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
         if (from != rank) {
-          v = *reinterpret_cast<const float4*>(ring.sums_pointer + ring.sum_offset(from, rank, group, j) + t * 16);
+          v = *reinterpret_cast<const Four*>(ring.sums_pointer + ring.sum_offset(from, rank, group, j) + t * 16);
         }
         sum[0] += v.x;
         sum[1] += v.y;
@@ -200,7 +201,7 @@ template <typename T, int BN, int KC, int MT, bool GATED, typename Adapters>
 __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
                                         const ClusterRing<BN, KC, MT>& ring, const Adapters& adapters) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
-  float acc[MT / 2];
+  typename Chunk<T>::Sum acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
   if constexpr (!Adapters::present) grid_dependency_wait();

@@ -142,7 +142,7 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
 template <typename T, int BN, int MT, typename Adapters>
 __device__ __forceinline__ void multiply_part(const GemmArguments& g, const MulticastPart& mine,
                                               const MulticastRing<BN, MT>& ring, int group, const Adapters& adapters,
-                                              float (&acc)[MT / 2]) {
+                                              typename Chunk<T>::Sum (&acc)[MT / 2]) {
   using Pairs = PairStage<BN, 1, false>;
   const int lane = threadIdx.x % 32, stages = g.stages, units = mine.end - mine.begin;
   const int row = mine.tile * BN + group * GROUP_ROWS;
@@ -192,10 +192,11 @@ __device__ __forceinline__ void multiply_part(const GemmArguments& g, const Mult
 
 // Sends every block of `acc`, block j to the CTA of the tile whose part is j % split, and stores the sums of this CTA's
 // blocks. They run over the parts in order, whoever sums: a token's bits do not depend on its place.
-template <int BN, int MT>
+template <int BN, int MT, typename S>
 __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const MulticastPart& mine,
                                               const MulticastRing<BN, MT>& ring, int group, const RowScales& rows,
-                                              const float (&acc)[MT / 2]) {
+                                              const S (&acc)[MT / 2]) {
+  using Four = typename Scaled<S>::Four;
   const PartSums<BN, MT> sums(mine.split);
   const int t = threadIdx.x % GROUP_THREADS, row = mine.tile * BN + group * GROUP_ROWS;
   int to = 0, place = sums.offset(mine.part, group, 0) + t * 16;
@@ -211,10 +212,10 @@ __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const Mult
   int index = 0;
 #pragma unroll 1
   for (int j = mine.part; j < MT / 8; j += mine.split, ++index) {
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    S sum[4] = {};
 #pragma unroll 4
     for (int part = 0; part < mine.split; ++part) {
-      const float4 v = *reinterpret_cast<const float4*>(ring.pointer + sums.offset(part, group, index) + t * 16);
+      const Four v = *reinterpret_cast<const Four*>(ring.pointer + sums.offset(part, group, index) + t * 16);
       sum[0] += v.x;
       sum[1] += v.y;
       sum[2] += v.z;
@@ -258,7 +259,7 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g, b_map, adapters);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
-  float acc[MT / 2];
+  typename Chunk<T>::Sum acc[MT / 2];
   cluster_wait();
   if constexpr (!Adapters::present) grid_dependency_wait();
   multiply_part<T, BN, MT>(g, mine, ring, group, adapters, acc);

@@ -122,7 +122,7 @@ __device__ __forceinline__ void produce_spread(const CUtensorMap& w_map, const C
 // Multiplies this CTA's part of K.
 template <typename T, typename SIZE>
 __device__ __forceinline__ void multiply_spread(const MulticastPart& mine, const SpreadRing<SIZE>& ring, int stages,
-                                                int group, float (&sums)[SIZE::ROWS / 2]) {
+                                                int group, typename Chunk<T>::Sum (&sums)[SIZE::ROWS / 2]) {
   const int lane = threadIdx.x % 32, units = mine.end - mine.begin;
   auto release = [&](int i, int held) {  // in every CTA of the part: each one's producer writes to all
     if (i + stages >= units) return;     // only for those who wait: a CTA whose producer is done may have ended
@@ -142,7 +142,7 @@ __device__ __forceinline__ void multiply_spread(const MulticastPart& mine, const
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int first = 0; first < SIZE::ROWS; first += SIZE::COLUMNS) {
-        auto& some = reinterpret_cast<float(&)[SIZE::COLUMNS / 2]>(sums[first / 2]);
+        auto& some = reinterpret_cast<typename Chunk<T>::Sum(&)[SIZE::COLUMNS / 2]>(sums[first / 2]);
         Wgmma<T, SIZE::COLUMNS>::multiply(some, x + step * 2, w + first * 8 + step * 2, i + step != 0);
       }
     }
@@ -157,9 +157,9 @@ __device__ __forceinline__ void multiply_spread(const MulticastPart& mine, const
 }
 
 // Sends every eight of columns to the CTA of the tile that sums it.
-template <typename SIZE>
+template <typename SIZE, typename S>
 __device__ __forceinline__ void send_sums(const SpreadSums<SIZE>& of, const MulticastPart& mine,
-                                          const SpreadRing<SIZE>& ring, int group, const float (&sums)[SIZE::ROWS / 2]) {
+                                          const SpreadRing<SIZE>& ring, int group, const S (&sums)[SIZE::ROWS / 2]) {
   const int t = threadIdx.x % GROUP_THREADS, from = of.offset(mine.part, group, 0) + t * 16;
   int to = 0, first = 0, end = of.first(1);
 #pragma unroll
@@ -167,8 +167,8 @@ __device__ __forceinline__ void send_sums(const SpreadSums<SIZE>& of, const Mult
     while (i == end) first = end, end = of.first(++to + 1);  // more than once where a part has none
     const int place = from + (i - first) * of.block_bytes;
     if (of.parts == 1) {
-      *reinterpret_cast<float4*>(ring.pointer + place) =
-          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+      *reinterpret_cast<typename Scaled<S>::Four*>(ring.pointer + place) = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2],
+                                                                            sums[4 * i + 3]};
     } else {
       const int rank = to * mine.share + mine.member;
       store_async(cluster_address(ring.base + place, rank), sums[4 * i], sums[4 * i + 1], sums[4 * i + 2],
@@ -178,7 +178,7 @@ __device__ __forceinline__ void send_sums(const SpreadSums<SIZE>& of, const Mult
 }
 
 // Adds what the parts have sent of this CTA's columns, scales it, and stores it, 16 bytes a lane.
-template <typename SIZE>
+template <typename S, typename SIZE>
 __device__ __forceinline__ void store_spread(const GemmArguments& g, const SpreadSums<SIZE>& of, const MulticastPart& mine,
                                              const SpreadRing<SIZE>& ring, int group) {
   const int t = threadIdx.x % GROUP_THREADS, q = t % 4, place = group * 64 + t / 32 * 16 + t % 32 / 4;
@@ -194,12 +194,14 @@ __device__ __forceinline__ void store_spread(const GemmArguments& g, const Sprea
     uint32_t words[2][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      float sum[4] = {0.f, 0.f, 0.f, 0.f}, scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+      S sum[4] = {};
+      float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
       const int column = min(first + (i + j) * 8 + 2 * q, g.n - 2);
       if (i + j < count) {
 #pragma unroll 4
         for (int part = 0; part < of.parts; ++part) {
-          const float4 v = *reinterpret_cast<const float4*>(ring.pointer + of.offset(part, group, i + j) + t * 16);
+          const auto v = *reinterpret_cast<const typename Scaled<S>::Four*>(ring.pointer + of.offset(part, group, i + j) +
+                                                                            t * 16);
           sum[0] += v.x;
           sum[1] += v.y;
           sum[2] += v.z;
@@ -217,8 +219,8 @@ __device__ __forceinline__ void store_spread(const GemmArguments& g, const Sprea
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        words[h][j] = pack_bf16(fmaf(sum[2 * h] * x_scale[h], scale[0], bias[0]),
-                                fmaf(sum[2 * h + 1] * x_scale[h], scale[1], bias[1]));
+        words[h][j] = pack_bf16(Scaled<S>::with_bias(sum[2 * h], x_scale[h], scale[0], bias[0]),
+                                Scaled<S>::with_bias(sum[2 * h + 1], x_scale[h], scale[1], bias[1]));
       }
     }
     const int at = first + (i + q) * 8;
@@ -267,7 +269,8 @@ __device__ __forceinline__ void sm90_gemm_spread(const CUtensorMap& w_map, const
   }
   if constexpr (SIZE::SHARES_REGISTERS) registers_grow<SIZE::CONSUMER_REGISTERS>();
   const int group = threadIdx.x / GROUP_THREADS;
-  float sums[SIZE::ROWS / 2];
+  using Sum = typename Chunk<T>::Sum;
+  Sum sums[SIZE::ROWS / 2];
   cluster_wait();
   grid_dependency_wait();
   multiply_spread<T>(mine, ring, g.stages, group, sums);
@@ -275,7 +278,7 @@ __device__ __forceinline__ void sm90_gemm_spread(const CUtensorMap& w_map, const
   cluster_wait();
   send_sums(of, mine, ring, group, sums);
   if (mine.split > 1) mbarrier_wait_cluster(ring.received + 8 * group, 0);
-  store_spread(g, of, mine, ring, group);
+  store_spread<Sum>(g, of, mine, ring, group);
 }
 
 }  // namespace stoker

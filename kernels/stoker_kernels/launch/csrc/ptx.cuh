@@ -48,6 +48,9 @@ __device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
 
 __device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
 
+// The compiler brings no load that stands behind forward, and keeps none that stands before for another.
+__device__ __forceinline__ void keep_loads_behind() { asm volatile("" ::: "memory"); }
+
 // ---- loads past L1 ------------------------------------------------------------------------------------------------
 
 // What is read before the wait for the previous kernel must not linger there.
@@ -305,6 +308,9 @@ __device__ __forceinline__ void store_async(uint32_t there, float a, float b, fl
                "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
                : "memory");
 }
+__device__ __forceinline__ void store_async(uint32_t there, int32_t a, int32_t b, int32_t c, int32_t d, uint32_t barrier) {
+  store_async(there, __int_as_float(a), __int_as_float(b), __int_as_float(c), __int_as_float(d), barrier);
+}
 
 // Arrives on a barrier in any CTA of the cluster; `there` comes from cluster_address. Publishes no writes to that CTA:
 // it says that reads by wgmma are over. (A release at the cluster's scope is a MEMBAR, a microsecond a k block.)
@@ -416,6 +422,11 @@ template <int count>
 __device__ __forceinline__ void wgmma_results(float (&acc)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+template <int count>
+__device__ __forceinline__ void wgmma_results(int32_t (&acc)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(acc[i])::"memory");
 }
 
 // Matrix descriptor of a K-major tile in 128-byte swizzle: rows of 128 bytes, 8-row groups 1024 bytes apart. The tile

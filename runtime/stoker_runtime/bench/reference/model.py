@@ -19,7 +19,7 @@ from stoker_runtime.bench.reference.latent import latent_heads
 from stoker_runtime.bench.reference.mixture import mixture
 from stoker_runtime.bench.reference.rotary import rotations
 from stoker_runtime.bench.reference.state import state_heads
-from stoker_runtime.bench.reference.weights import as_read, parts_of, values_of
+from stoker_runtime.bench.reference.weights import as_read, parts_of, rows_of, values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
@@ -41,10 +41,9 @@ def reference_logits(
     `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
     `rounded`: what the residual stream is rounded to after each layer: how far rounding alone moves the result.
     """
-    table = values_of(weights.embed)
-    device = table.device
+    device = weights.embed.device
     tokens = torch.tensor(ids, device=device)
-    hidden = table[tokens].float() * spec.embedding_multiplier
+    hidden = rows_of(weights.embed, tokens).float() * spec.embedding_multiplier
     if weights.positions is not None:
         hidden = hidden + weights.positions[: len(ids)].float()
     if weights.embed_norm is not None:

@@ -24,7 +24,7 @@ from stoker_kernels.quant import (
     IntegerWeight,
     LinearWeight,
 )
-from stoker_runtime.bench.reference.planes import plane_values
+from stoker_runtime.bench.reference.planes import plane_rows, plane_values
 
 LARGEST_FP8 = 448.0  # of e4m3
 FP8_BLOCK = 128
@@ -37,8 +37,9 @@ def values_of(weight: Tensor | AnyWeight) -> Tensor:
     if isinstance(weight, Tensor):
         return weight
     if isinstance(weight, BlockWeight):
-        kept = [_decoded(_file_rows(piece), piece.format) for piece in weight.blocks]
-        return torch.cat([*kept, *(plane_values(piece) for piece in weight.planes)])
+        pieces = [_decoded(_file_rows(piece), piece.format) for piece in weight.blocks]
+        pieces += [plane_values(piece) for piece in weight.planes]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     if isinstance(weight, IntegerWeight):
         return _integers(weight)
     if isinstance(weight, Fp4Weight):
@@ -49,12 +50,23 @@ def values_of(weight: Tensor | AnyWeight) -> Tensor:
 
 
 def parts_of(weight: AnyWeight, rows: int) -> Iterator[Tensor]:
-    """`values_of` of so many rows after the other: of an FP8 weight no more are widened at a time."""
+    """`values_of` of at most so many rows after the other: of an FP8 weight, or one in planes, no more at a time."""
+    if isinstance(weight, BlockWeight) and weight.in_planes:
+        for piece in weight.planes:
+            yield from (plane_rows(piece, part) for part in torch.arange(piece.rows, device=piece.device).split(rows))
+        return
     if not isinstance(weight, LinearWeight) or weight.scale is None or weight.kind != "fp8_channel":
         yield from values_of(weight).split(rows)
         return
     for data, scale in zip(weight.data.split(rows), weight.scale.split(rows), strict=True):
         yield fp8_values(LinearWeight(data, scale, "fp8_channel"))
+
+
+def rows_of(table: Tensor | AnyWeight, ids: Tensor) -> Tensor:
+    """The rows `ids` `[T]` of `values_of` of a table: of one in planes no others are decoded."""
+    if isinstance(table, BlockWeight) and table.in_planes and len(table.planes) == 1:
+        return plane_rows(table.planes[0], ids)
+    return values_of(table)[ids]
 
 
 def fp8_values(weight: LinearWeight) -> Tensor:

@@ -18,7 +18,7 @@ from stoker_kernels.norm import (
     rms_norm,
     rms_norm_quant,
 )
-from stoker_kernels.quant import AnyWeight, Quantized
+from stoker_kernels.quant import AnyWeight, Quantized, activation_type
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.spec import ModelSpec, Norm
 
@@ -69,8 +69,9 @@ class Stream:
     ) -> Tensor | Quantized:
         if self._is_layer_norm:
             return layer_norm(stream, norm, bias, self._eps)
-        if consumer is not None and consumer.takes_quantized:
-            return rms_norm_quant(stream, norm, self._eps)
+        into = None if consumer is None else activation_type(consumer)
+        if into is not None:
+            return rms_norm_quant(stream, norm, self._eps, into)
         return rms_norm(stream, norm, self._eps)
 
     def _add(
@@ -90,6 +91,7 @@ class Stream:
             return stream
         if self._is_layer_norm:
             return add_layer_norm(update, stream, norm, bias, self._eps, also=also)
-        if consumer is not None and consumer.takes_quantized:
-            return add_rms_norm_quant(update, stream, norm, self._eps, post=post, multiplier=self._multiplier)
+        into = None if consumer is None else activation_type(consumer)
+        if into is not None:
+            return add_rms_norm_quant(update, stream, norm, self._eps, into, post=post, multiplier=self._multiplier)
         return add_rms_norm(update, stream, norm, self._eps, post=post, multiplier=self._multiplier)
