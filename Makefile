@@ -10,12 +10,16 @@ PIP    := $(RUN) -m pip --disable-pip-version-check
 
 # make test TESTS=tests/operator runs a part. Without it two halves run side by side, each as long as the other.
 TESTS  ?=
+# Of each large matrix of cases (tests/matrix.py) a part is run, drawn by the commit; MATRIX=all runs the whole, in about
+# an hour and a half, and MATRIX=1234 the part that --matrix-seed=1234 draws.
+MATRIX ?=
+PYTEST  = $(RUN) -m pytest $(if $(filter all,$(MATRIX)),--matrix=all,$(MATRIX:%=--matrix-seed=%))
 FIRST  ?= tests/api tests/cli tests/conformance tests/e2e tests/kernels tests/runtime/models tests/runtime/parallel tests/runtime/ranks
 SECOND ?= $(filter-out $(FIRST) tests/__pycache__ tests/conftest.py,$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py)) \
           $(patsubst %,--ignore=%,$(filter tests/runtime/%,$(FIRST)))
 # A test that fails beside the other half runs once more by itself: one that passes then has a race to be found, and is named.
 again   = echo "test: once more, by themselves, what failed above; what passes now has a race: mend it"; \
-          $(RUN) -m pytest -o cache_dir=.pytest_cache/$1 --lf --lfnf=none --maxfail=1 -v $2
+          $(PYTEST) -o cache_dir=.pytest_cache/$1 --lf --lfnf=none --maxfail=1 -v $2
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
@@ -45,13 +49,13 @@ demo: $(VENV)/.demo  ## apply a manifest on this machine and ask the model a que
 
 test: $(VENV)/.dev control-plane  ## run all tests: engine, kernels on the CPU, API, operator against a real kube-apiserver
 ifneq ($(TESTS),)
-	$(RUN) -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 else
 	@echo "test: $(SECOND) run beside the tests shown, and are shown after them"
 	@log=$$(mktemp); export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
-	 $(RUN) -m pytest -o cache_dir=.pytest_cache/second $(SECOND) >"$$log" 2>&1 & second=$$!; \
+	 $(PYTEST) -o cache_dir=.pytest_cache/second $(SECOND) >"$$log" 2>&1 & second=$$!; \
 	 trap 'kill $$second 2>/dev/null' INT TERM; \
-	 $(RUN) -m pytest -o cache_dir=.pytest_cache/first $(FIRST); first=$$?; \
+	 $(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST); first=$$?; \
 	 wait $$second; second=$$?; cat "$$log"; rm -f "$$log"; \
 	 [ $$first -ne 1 ] || { $(call again,first,$(FIRST)); first=$$?; }; \
 	 [ $$second -ne 1 ] || { $(call again,second,$(SECOND)); second=$$?; }; \

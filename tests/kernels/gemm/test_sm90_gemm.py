@@ -70,6 +70,7 @@ PLAIN_OR_GATED = pytest.mark.parametrize("gated", [False, True], ids=["plain", "
 PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by tokens"])
 
 
+@pytest.mark.matrix("m")
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
@@ -79,12 +80,14 @@ def test_wide_tiles_match_at_each_number_of_tokens(machine: GemmMachine, by_toke
     product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", [*wide.wide_tiles(False, False, 8192), *wide.wide_tiles(True, False, 8192)], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(machine: GemmMachine, tile: WideTile, n: int, k: int) -> None:
     product(machine, tile, 70, n, k)
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", [tile for tile in wide.wide_tiles(True, False, 8192) if tile.tokens != 128], ids=str)
 @pytest.mark.parametrize("m", [1, 63, 65, 191, 193, 400])
 def test_wide_tiles_of_other_numbers_of_tokens_match(machine: GemmMachine, tile: WideTile, m: int) -> None:
@@ -98,6 +101,7 @@ def test_rows_that_cannot_be_halved_are_not_shared(machine: GemmMachine) -> None
     assert not pairing(WideTile(272, True), 2176, 1024, 66).by_tokens
 
 
+@pytest.mark.matrix("rows", "gated", "by_tokens")
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
@@ -114,6 +118,7 @@ def test_wide_tiles_add_a_bias_to_e4m3(machine: GemmMachine, by_tokens: bool, ro
     scaled_product(machine, WideTile(rows, False, by_tokens), 150, 616, 256, resident=2, biased=True)
 
 
+@pytest.mark.matrix("resident")
 @PAIRS
 @pytest.mark.parametrize(("rows", "gated", "tiles"), [(224, False, (12, 14)), (288, True, (9, 10))])
 @pytest.mark.parametrize("resident", [1, 4, 5, 66])
