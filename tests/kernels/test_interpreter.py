@@ -34,16 +34,33 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+def run(interpreter: subprocess.Popen[str], output: Path, *arguments: str) -> str:
+    """The status of a pytest with these arguments in the interpreter's process, as it says it."""
+    assert interpreter.stdin is not None
+    assert interpreter.stdout is not None
+    print(json.dumps([str(output), "-q", "-p", "no:cacheprovider", *arguments]), file=interpreter.stdin, flush=True)
+    return interpreter.stdout.readline().strip()
+
+
 @pytest.mark.parametrize("file", DEVICE_TESTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_kernels_in_the_interpreter(
     file: Path, interpreter: subprocess.Popen[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    output = tmp_path / "output"
-    arguments = ["-q", "-p", "no:cacheprovider", *matrix.options(request.config), str(file)]
-    assert interpreter.stdin is not None
-    assert interpreter.stdout is not None
-    print(json.dumps([str(output), *arguments]), file=interpreter.stdin, flush=True)
-    status = interpreter.stdout.readline().strip()
-    shown = output.read_text()
+    status = run(interpreter, tmp_path / "output", *matrix.options(request.config), str(file))
+    shown = (tmp_path / "output").read_text()
     assert status == "0", f"{status}: {shown[-6000:]}"
     assert "passed" in shown, shown[-2000:]
+
+
+def test_what_ends_a_process_ends_no_other_files(interpreter: subprocess.Popen[str], tmp_path: Path) -> None:
+    interprets = "from stoker_kernels.launch import dispatch\n\ndef test_it():\n    assert dispatch.interpreting()\n"
+    texts = {
+        "dies": "import os\n\ndef test_it():\n    os.kill(os.getpid(), 11)\n",
+        "fails": "def test_it():\n    assert 0\n",
+        "interprets": interprets,
+    }
+    found = {}
+    for name, text in texts.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+        found[name] = run(interpreter, tmp_path / "output", str(tmp_path / f"test_{name}.py"))
+    assert found == {"dies": "-11", "fails": "1", "interprets": "0"}, (tmp_path / "output").read_text()

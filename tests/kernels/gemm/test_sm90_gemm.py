@@ -235,6 +235,7 @@ def test_fixed_gate_and_up_have_the_same_bits_beside_any_neighbour(
         assert torch.equal(product_of(slice(first, last)), whole[first:last])
 
 
+@pytest.mark.matrix("share", "split")
 @pytest.mark.parametrize("tokens", [64, 128])
 @pytest.mark.parametrize(("share", "split"), [(1, 2), (2, 4), (4, 2), (2, 3)])
 def test_parts_of_clusters_and_of_wide_tiles_have_the_same_sums(
@@ -255,6 +256,7 @@ def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int =
     return Tile("multicast", rows, 1, tokens, stages, 1, share * split, share=share)
 
 
+@pytest.mark.matrix("rows", "tokens", take=2)
 @pytest.mark.parametrize(("share", "split"), [(1, 3), (1, 8), (2, 1), (2, 4), (4, 2), (2, 3)])
 @pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 64), (128, 128)])
 def test_multicast_tiles_match(machine: GemmMachine, rows: int, tokens: int, share: int, split: int) -> None:
@@ -274,6 +276,7 @@ def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: GemmMachine, 
     product(machine, tile, 50, 192, k)
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_no_order_changes_a_bit_of_a_multicast_tile(machine: GemmMachine, seed: int) -> None:
     tile = multicast_tile(64, 64, 2, 4)
