@@ -134,6 +134,7 @@ def test_tokens_beyond_a_group_of_blocks_match(machine: GemmMachine, by_tokens: 
     product(machine, WideTile(224, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
+@pytest.mark.matrix("by_tokens", take=2)
 @PAIRS
 @pytest.mark.parametrize("seed", range(4))
 def test_no_order_changes_a_bit(machine: GemmMachine, by_tokens: bool, seed: int) -> None:

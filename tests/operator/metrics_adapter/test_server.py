@@ -103,7 +103,7 @@ async def adapter(release: tuple[Cluster, Settings], monkeypatch: pytest.MonkeyP
     yield serving
     await serving.close()
     # A TLS connection ends when both sides said so, for which the loop has to live.
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.3)
 
 
 @pytest.fixture
