@@ -12,10 +12,11 @@ import os
 import sys
 import traceback
 
+import hypothesis  # noqa: F401
 import pytest
 import pytest_asyncio  # noqa: F401
 import pytest_timeout  # noqa: F401
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401
 import triton.language
 import triton.runtime.interpreter  # noqa: F401
 
