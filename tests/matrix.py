@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+# Cases with these marks are not drawn from: a GPU is quick, and what it runs is shown nowhere else.
+WHOLE = ("skip", "always", "gpu")
 DRAWN = pytest.StashKey[tuple[int, int]]()
 
 
@@ -68,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     for group in groups.values():
         [take] = {item.get_closest_marker("matrix").kwargs.get("take", 1) for item in group}  # type: ignore[union-attr]
-        drawn = [item for item in group if not any(map(item.get_closest_marker, ("skip", "always")))]
+        drawn = [item for item in group if not any(map(item.get_closest_marker, WHOLE))]
         drawn.sort(key=lambda item: place(config.option.matrix_seed, item.nodeid))
         left_out |= {item for item in drawn[take:] if not asked(item.nodeid)}
     config.stash[DRAWN] = (sum(map(len, groups.values())) - len(left_out), sum(map(len, groups.values())))

@@ -17,11 +17,12 @@ SEED = random.randrange(1 << 30)
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200",
 }  # fmt: skip
-# A matrix with one case that is always taken and one that is skipped, and a test of a single case.
+# A matrix with a case that is always taken, one of a GPU and one that is skipped, and a test of a single case.
 MATRIX = """
 import pytest
 
 ROWS, COLUMNS, FAILING = {rows}, {columns}, {failing}
+WHOLE = "always", "skip", "gpu"
 
 
 @pytest.mark.matrix("row", take={take})
@@ -33,7 +34,8 @@ def test_drawn(row, column):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "case", [*range(COLUMNS), pytest.param(100, marks=pytest.mark.always), pytest.param(101, marks=pytest.mark.skip)]
+    "case",
+    [*range(COLUMNS), *(pytest.param(100 + at, marks=getattr(pytest.mark, mark)) for at, mark in enumerate(WHOLE))],
 )
 def test_whole(case):
     pass
@@ -52,7 +54,7 @@ class Matrix:
         rng = random.Random(SEED)
         self.folder, self.take = folder, rng.randint(1, 3)
         self.rows, self.columns = rng.randint(3, 6), rng.randint(6, 12)
-        (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -ra\n")
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -ra\nmarkers = gpu\n")
         self.write()
 
     def write(self, failing: set[tuple[int, int]] | None = None) -> None:
@@ -82,9 +84,9 @@ def test_of_every_row_so_many_cases_are_taken_and_a_seed_says_which(matrix: Matr
     for run in runs:
         for row in range(matrix.rows):
             assert sum(case.startswith(f"test_drawn[{row}-") for case in run) == matrix.take
-        # One that was drawn, the one that is always taken, and the skipped one, which counts for nothing.
-        assert {"test_whole[100]", "test_whole[101]", "test_single"} <= run
-        assert sum(case.startswith("test_whole") for case in run) == 3
+        # One that was drawn, and those that are not drawn from, of which the skipped one counts for nothing.
+        assert {"test_whole[100]", "test_whole[101]", "test_whole[102]", "test_single"} <= run
+        assert sum(case.startswith("test_whole") for case in run) == 4
     assert len(set(map(frozenset, runs))) > 1
     assert matrix.taken("--matrix-seed", seeds[0], "-p", "no:cacheprovider") == runs[0]
     # The cases of a row are the same where others are not collected.
@@ -93,7 +95,7 @@ def test_of_every_row_so_many_cases_are_taken_and_a_seed_says_which(matrix: Matr
 
 
 def test_the_whole_is_taken_on_demand(matrix: Matrix) -> None:
-    assert len(matrix.taken("--matrix=all")) == matrix.rows * matrix.columns + matrix.columns + 3
+    assert len(matrix.taken("--matrix=all")) == matrix.rows * matrix.columns + matrix.columns + 4
 
 
 def test_what_is_named_runs(matrix: Matrix) -> None:
