@@ -8,14 +8,27 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip --disable-pip-version-check
 
-# make test TESTS=tests/operator runs a part. Without it two halves run side by side, each as long as the other.
+# make test TESTS=tests/operator runs a part. Without it, parts run in processes of their own, two at a time: the longest
+# first, so that both end together whatever each takes.
 TESTS  ?=
-FIRST  ?= tests/api tests/cli tests/conformance tests/e2e tests/kernels tests/runtime/models tests/runtime/parallel tests/runtime/ranks
-SECOND ?= $(filter-out $(FIRST) tests/__pycache__ tests/conftest.py,$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py)) \
-          $(patsubst %,--ignore=%,$(filter tests/runtime/%,$(FIRST)))
-# A test that fails beside the other half runs once more by itself: one that passes then has a race to be found, and is named.
+# Of each large matrix of cases (tests/matrix.py) a part is run, drawn by the commit; MATRIX=all runs the whole, which
+# takes far longer, and MATRIX=1234 the part that --matrix-seed=1234 draws.
+MATRIX ?=
+PYTEST  = $(RUN) -m pytest $(if $(filter all,$(MATRIX)),--matrix=all,$(MATRIX:%=--matrix-seed=%))
+PARTS  := kernels operator api executor models runtime others
+OF_kernels   := tests/kernels
+OF_operator  := tests/operator
+OF_api       := tests/api
+OF_executor  := tests/runtime/executor
+OF_models    := tests/runtime/models tests/runtime/parallel tests/runtime/ranks
+OF_runtime   := tests/runtime $(patsubst %,--ignore=%,$(OF_executor) $(OF_models))
+# What is in no other.
+OF_others    := $(filter-out $(OF_kernels) $(OF_operator) $(OF_api) tests/runtime tests/__pycache__, \
+                $(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
+WHOLE  := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+# A test that fails beside another part runs once more by itself: one that passes then has a race to be found, and is named.
 again   = echo "test: once more, by themselves, what failed above; what passes now has a race: mend it"; \
-          $(RUN) -m pytest -o cache_dir=.pytest_cache/$1 --lf --lfnf=none --maxfail=1 -v $2
+          $(PYTEST) -o cache_dir=.pytest_cache/$1 --lf --lfnf=none --maxfail=1 -v $(OF_$1)
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
@@ -45,18 +58,22 @@ demo: $(VENV)/.demo  ## apply a manifest on this machine and ask the model a que
 
 test: $(VENV)/.dev control-plane  ## run all tests: engine, kernels on the CPU, API, operator against a real kube-apiserver
 ifneq ($(TESTS),)
-	$(RUN) -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 else
-	@echo "test: $(SECOND) run beside the tests shown, and are shown after them"
-	@log=$$(mktemp); export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
-	 $(RUN) -m pytest -o cache_dir=.pytest_cache/second $(SECOND) >"$$log" 2>&1 & second=$$!; \
-	 trap 'kill $$second 2>/dev/null' INT TERM; \
-	 $(RUN) -m pytest -o cache_dir=.pytest_cache/first $(FIRST); first=$$?; \
-	 wait $$second; second=$$?; cat "$$log"; rm -f "$$log"; \
-	 [ $$first -ne 1 ] || { $(call again,first,$(FIRST)); first=$$?; }; \
-	 [ $$second -ne 1 ] || { $(call again,second,$(SECOND)); second=$$?; }; \
-	 [ $$first -eq 0 ] && [ $$second -eq 0 ]
+	@echo "test: $(PARTS) run two at a time, and each is shown when it has ended"
+	@mkdir -p .pytest_cache && rm -f $(PARTS:%=.pytest_cache/%.status)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MAKE) --no-print-directory -j2 $(WHOLE) $(PARTS:%=test-%)
+	@failed=0; $(foreach part,$(PARTS),\
+	 status=$$(cat .pytest_cache/$(part).status || echo 2); \
+	 [ $$status -ne 1 ] || { $(call again,$(part)); status=$$?; }; \
+	 [ $$status -eq 0 ] || failed=1; )\
+	 exit $$failed
 endif
+
+.PHONY: $(PARTS:%=test-%)
+$(PARTS:%=test-%): test-%:
+	@$(PYTEST) -o cache_dir=.pytest_cache/$* $(OF_$*); status=$$?; echo $$status >.pytest_cache/$*.status; \
+	 echo "test: $* ended with $$status"
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

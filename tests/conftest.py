@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Which cases of the large matrices an ordinary run takes.
+pytest_plugins = ["tests.matrix"]
 settings.register_profile("untimed", settings.default, deadline=None)
 settings.load_profile("untimed")
 
 GIB = 1024**3
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay to the end: no search for garbage is to walk through all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

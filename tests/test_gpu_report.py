@@ -46,6 +46,7 @@ def test_a_failure_says_what_became_of_the_gpu(broken: bool, tmp_path: Path) -> 
     file.write_text(TESTS.format(broken=broken))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(file)]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     lost = "the GPU is lost since test_two.py::test_on_a_gpu[1]: CUDA error: an illegal memory access was encountered"

@@ -48,17 +48,24 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@cache
+def places() -> tuple[str, ...]:
+    """Every file and folder of the repository."""
+    above = {str(at) for name in files() for at in PurePosixPath(name).parents if str(at) != "."}
+    return (*files(), *sorted(above))
+
+
+@cache
+def found(wanted: str) -> tuple[str, ...]:
+    """The places that end in a name, or in what fits it where it has asterisks."""
+    return tuple(place for place in places() if PurePosixPath(place).match(wanted))
+
+
 def exists(name: str, page: str) -> bool:
     """Whether a file or folder of this name is in the repository, or for a folder's own page, in that folder."""
-    wanted = name.rstrip("/")
     home = "." if page.startswith("docs/") else str(PurePosixPath(page).parent)
-    for known in files():
-        path = PurePosixPath(known)
-        if not (name.startswith(("tests/", "test_")) or home == "." or known.startswith((f"{home}/", "tests/"))):
-            continue
-        if any(PurePosixPath(at).match(wanted) for at in (path, *path.parents) if str(at) != "."):
-            return True
-    return False
+    anywhere = home == "." or name.startswith(("tests/", "test_"))
+    return any(anywhere or place.startswith((f"{home}/", "tests/")) for place in found(name.rstrip("/")))
 
 
 def tables(page: str) -> list[str]:

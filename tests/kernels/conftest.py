@@ -29,6 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.match(DEVICE_TESTS):
             item.add_marker(pytest.mark.filterwarnings(INTERPRETER_WARNING))
     if torch.cuda.is_available() and not interpreting():
+        # What is slow in the interpreter takes no time here, and is shown nowhere else to be right.
+        for item in items:
+            if item.path.match(DEVICE_TESTS):
+                item.add_marker(pytest.mark.always)
         return
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -73,6 +73,7 @@ def widest() -> list[tuple[AotSpec, int, bool]]:
     return list(found.values())
 
 
+@pytest.mark.matrix(take=4)
 @pytest.mark.parametrize("case", widest(), ids=lambda case: f"{name(case)}-{case[0].signature['q_ptr']}")
 def test_the_largest_tiles_fit_small_gpus(case: tuple[AotSpec, int, bool]) -> None:
     assert compiled(*case).metadata.shared <= SHARED_MEMORY[case[1]] * 1024
@@ -84,6 +85,7 @@ def hopper(kernel: str, fp8: bool) -> CompiledKernel:
     return compiled(*next(case for case in cases() if name(case) == kind))
 
 
+@pytest.mark.matrix(take=14)
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_it_compiles_and_fits(case: tuple[AotSpec, int, bool]) -> None:
     spec, sm, _ = case

@@ -66,6 +66,7 @@ def test_a_mixed_step_matches(shape: Shape, options: dict[str, Any], device: tor
     assert not batch.meta.workspace.arrivals.any()
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize(("shape", "options"), KINDS, ids=str)
 def test_a_token_has_the_same_bits_in_every_step(
     shape: Shape, options: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch

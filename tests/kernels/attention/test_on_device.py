@@ -46,6 +46,7 @@ def check(batch: AttentionBatch, planned: bool = False, **options: Any) -> torch
     return out
 
 
+@pytest.mark.matrix(take=8)
 @pytest.mark.parametrize(
     ("shape", "options"),
     [

@@ -42,6 +42,7 @@ def check(attention: Attention, shape: Shape, window: int, device: torch.device,
     assert torch.equal(got, want)
 
 
+@pytest.mark.matrix("shape")
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize(
     ("shape", "window"),

@@ -47,6 +47,7 @@ def shape(page: int, kv_heads: int, group: int, cache: torch.dtype) -> Shape:
 LENGTHS = [1, 0, 63, 64, 65, 300, 17, 129]
 
 
+@pytest.mark.matrix("plan")
 @pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize(
     "plan", [Plan(1), Plan(3), Plan(5), Plan(100), Plan(2, pieces=True), Plan(8, pieces=True)], ids=str
@@ -111,6 +112,7 @@ def test_no_order_of_copies_or_ctas_changes_a_bit(kernels: ctypes.CDLL, seed: in
 TAILED = [300, 1, 0, 700, 64, 90, 513, 65, 640, 1000, 200, 30, 150]
 
 
+@pytest.mark.matrix("plan")
 @pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize(
     "plan",

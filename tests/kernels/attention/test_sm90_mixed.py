@@ -93,6 +93,7 @@ DECODES = [1, 0, 130, 64, 300]
 CHUNKS = [(20, 20), (0, 0), (1, 1), (37, 190)]
 
 
+@pytest.mark.matrix("decode_ctas")
 @both_caches
 @pytest.mark.parametrize("decode_ctas", [0, 1, 2, 3])
 def test_a_mixed_step_matches(kernels: ctypes.CDLL, decode_ctas: int, cache: torch.dtype) -> None:
@@ -135,6 +136,7 @@ def test_sinks_match(kernels: ctypes.CDLL, cache: torch.dtype) -> None:
     check(kernels, shape(64, 2, 3, cache), [5, 200], [(30, 100), (3, 3)], sinks=sinks, padding=2)
 
 
+@pytest.mark.matrix("plan")
 @both_caches
 @pytest.mark.parametrize("plan", [Plan(1), Plan(2, pieces=True), Plan(9, whole=True), Plan(4, ctas=2, tail=2)], ids=str)
 def test_each_cut_matches(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:

@@ -52,6 +52,7 @@ def product(
     assert out_space.isnan().all()
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: f"{tile.tokens}x{tile.rows}")
 @pytest.mark.parametrize("name", sm90_wide.FORMATS)
 def test_products_match_the_definition(machine: WideBlockMachine, name: str, tile: WideTile) -> None:

@@ -18,6 +18,7 @@ def cut_off(dtype: torch.dtype) -> bool:
     return interpreting() and dtype == torch.bfloat16
 
 
+@pytest.mark.matrix("n")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), SHAPES)
 def test_products_and_values_match(

@@ -70,6 +70,7 @@ PLAIN_OR_GATED = pytest.mark.parametrize("gated", [False, True], ids=["plain", "
 PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by tokens"])
 
 
+@pytest.mark.matrix("m")
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
@@ -79,12 +80,14 @@ def test_wide_tiles_match_at_each_number_of_tokens(machine: GemmMachine, by_toke
     product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", [*wide.wide_tiles(False, False, 8192), *wide.wide_tiles(True, False, 8192)], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(machine: GemmMachine, tile: WideTile, n: int, k: int) -> None:
     product(machine, tile, 70, n, k)
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", [tile for tile in wide.wide_tiles(True, False, 8192) if tile.tokens != 128], ids=str)
 @pytest.mark.parametrize("m", [1, 63, 65, 191, 193, 400])
 def test_wide_tiles_of_other_numbers_of_tokens_match(machine: GemmMachine, tile: WideTile, m: int) -> None:
@@ -98,6 +101,7 @@ def test_rows_that_cannot_be_halved_are_not_shared(machine: GemmMachine) -> None
     assert not pairing(WideTile(272, True), 2176, 1024, 66).by_tokens
 
 
+@pytest.mark.matrix("rows", "gated", "by_tokens")
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
@@ -114,6 +118,7 @@ def test_wide_tiles_add_a_bias_to_e4m3(machine: GemmMachine, by_tokens: bool, ro
     scaled_product(machine, WideTile(rows, False, by_tokens), 150, 616, 256, resident=2, biased=True)
 
 
+@pytest.mark.matrix("resident")
 @PAIRS
 @pytest.mark.parametrize(("rows", "gated", "tiles"), [(224, False, (12, 14)), (288, True, (9, 10))])
 @pytest.mark.parametrize("resident", [1, 4, 5, 66])
@@ -129,6 +134,7 @@ def test_tokens_beyond_a_group_of_blocks_match(machine: GemmMachine, by_tokens: 
     product(machine, WideTile(224, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
+@pytest.mark.matrix("by_tokens", take=2)
 @PAIRS
 @pytest.mark.parametrize("seed", range(4))
 def test_no_order_changes_a_bit(machine: GemmMachine, by_tokens: bool, seed: int) -> None:
@@ -230,6 +236,7 @@ def test_fixed_gate_and_up_have_the_same_bits_beside_any_neighbour(
         assert torch.equal(product_of(slice(first, last)), whole[first:last])
 
 
+@pytest.mark.matrix("share", "split")
 @pytest.mark.parametrize("tokens", [64, 128])
 @pytest.mark.parametrize(("share", "split"), [(1, 2), (2, 4), (4, 2), (2, 3)])
 def test_parts_of_clusters_and_of_wide_tiles_have_the_same_sums(
@@ -250,6 +257,7 @@ def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int =
     return Tile("multicast", rows, 1, tokens, stages, 1, share * split, share=share)
 
 
+@pytest.mark.matrix("rows", "tokens", take=2)
 @pytest.mark.parametrize(("share", "split"), [(1, 3), (1, 8), (2, 1), (2, 4), (4, 2), (2, 3)])
 @pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 64), (128, 128)])
 def test_multicast_tiles_match(machine: GemmMachine, rows: int, tokens: int, share: int, split: int) -> None:
@@ -269,6 +277,7 @@ def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: GemmMachine, 
     product(machine, tile, 50, 192, k)
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_no_order_changes_a_bit_of_a_multicast_tile(machine: GemmMachine, seed: int) -> None:
     tile = multicast_tile(64, 64, 2, 4)

@@ -28,6 +28,7 @@ def test_every_size_matches(machine: GemmMachine, tile: SpreadTile) -> None:
     product(machine, tile, tile.tokens - 5, 2 * tile.rows + 8, 704)
 
 
+@pytest.mark.matrix("share", "parts")
 @pytest.mark.parametrize("tokens", spread.TOKENS)
 @pytest.mark.parametrize(("share", "parts"), [(1, 1), (2, 1), (4, 1), (1, 8), (2, 3), (4, 2), (2, 4)])
 def test_every_cluster_matches(machine: GemmMachine, tokens: int, share: int, parts: int) -> None:
@@ -55,6 +56,7 @@ def test_rings_of_each_length_match(machine: GemmMachine, k: int) -> None:
     product(machine, SpreadTile(136, 128, 2), 66, 272, k)
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_order_changes_a_bit(machine: GemmMachine, seed: int) -> None:
     tile = SpreadTile(88, 128, 3, 2)

@@ -42,6 +42,7 @@ def test_products_match(
         assert (out.double() - expected).norm() < bound * expected.norm()
 
 
+@pytest.mark.matrix("n", "k", "bits", "group")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n", "k", "bits", "group", "tokens"), SHAPES)
 def test_dequantized_weights_are_the_reference_s(

@@ -57,6 +57,7 @@ def product(machine: Int4Machine, tile: Int4Tile, m: int, n: int, k: int, group:
     assert out_space.isnan().all()
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", WIDE, ids=lambda tile: tile.kernel_name(False))
 @pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False)])
 def test_tiles_match(machine: Int4Machine, tile: Int4Tile, group: int, zeros: bool) -> None:
@@ -122,6 +123,7 @@ def check_pairs(machine: Int4Machine, tile: Int4Tile, split: int, draw: random.R
         assert out_space.isnan().all()
 
 
+@pytest.mark.matrix("tile")
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.kernel_name(False))
 @pytest.mark.parametrize("split", [1, 2, 5])
 def test_gate_and_up_in_turn_are_halves_or_activated(machine: Int4Machine, tile: Int4Tile, split: int) -> None:

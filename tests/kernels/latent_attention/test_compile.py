@@ -45,6 +45,7 @@ def test_chunks_on_hopper_use_wgmma() -> None:
     assert compiled.metadata.shared <= SHARED_MEMORY[90] * 1024
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stem", ["sm90_latent", "sm90_latent_e4m3"])
 def test_hoppers_own_kernels_keep_their_sums_in_registers(stem: str, tmp_path: Path) -> None:
     try:

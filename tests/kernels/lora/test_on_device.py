@@ -80,6 +80,7 @@ def test_rows_and_tokens_have_the_adapters_of_their_slots(device: torch.device) 
     assert results[0] == ([1, -1, 3, -1, -1], [1, -1] + [3] * 300 + [-1] * 18)
 
 
+@pytest.mark.matrix("dtype", take=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(4))
 def test_products_match(seed: int, dtype: torch.dtype, device: torch.device) -> None:

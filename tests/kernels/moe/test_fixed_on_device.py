@@ -14,6 +14,7 @@ from stoker_kernels.moe.tiles import fixed_sizes
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.matrix(take=4)
 @pytest.mark.parametrize("case", range(len(ROUTINGS)))
 def test_choices_do_not_depend_on_other_tokens(case: int, device: torch.device) -> None:
     routing, count, with_bias = ROUTINGS[case]
@@ -60,6 +61,7 @@ def check(
     assert len(seen | {fixed_sizes(tokens, routing.top_k, count).tile}) > 1, "tiles of one size prove nothing"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "activation"), [("dense", "silu"), ("dense", "clamped"), ("mxfp4", "clamped")])
 def test_experts_do_not_depend_on_other_tokens(
     kind: ExpertKind, activation: ExpertActivation, device: torch.device

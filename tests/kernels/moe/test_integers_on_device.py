@@ -12,6 +12,7 @@ from stoker_kernels.moe import ExpertKind, Routing, quantize_experts, reference,
 KINDS: tuple[ExpertKind, ...] = ("int4", "int8")
 
 
+@pytest.mark.matrix("tokens")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("tokens", "ffn", "hidden", "group", "biased", "dtype"),

@@ -47,6 +47,7 @@ def check_plan(found: Routes, experts: int) -> None:
     assert all(expert < experts for expert, _ in covered)
 
 
+@pytest.mark.matrix("case")
 @pytest.mark.parametrize("tokens", [11, 37])
 @pytest.mark.parametrize("case", range(len(ROUTINGS)))
 def test_choices_and_their_order(case: int, tokens: int, device: torch.device) -> None:

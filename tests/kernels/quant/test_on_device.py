@@ -15,6 +15,7 @@ def values(rows: int, columns: int, seed: int = 7) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.matrix("rows", "columns")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(4, 8), (4, 5000), (4, 40000), (260, 9000)])  # held in registers, or not
 def test_quantization_has_the_bits_of_its_definition(

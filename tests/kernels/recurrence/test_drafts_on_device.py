@@ -134,6 +134,7 @@ class World:
             assert each[:, tries.tokens :].eq(31).all(), "what lies behind the step was touched"
 
 
+@pytest.mark.matrix("width", "ways")
 @WAYS
 @DTYPES
 @pytest.mark.parametrize("width", [4, 2, 3])

@@ -31,6 +31,7 @@ def compare(ours: Op, defined: Op, state: Tensor, step: Step, dtype: torch.dtype
     torch.testing.assert_close(state[rest], before[rest], equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.matrix("width")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "decodes_only"), [(4, False), (2, False), (3, True)])
 def test_convolution(width: int, decodes_only: bool, dtype: torch.dtype, device: torch.device) -> None:
@@ -125,6 +126,7 @@ def test_states_that_fade_at_once(device: torch.device) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_sizes_of_published_models(dtype: torch.dtype, device: torch.device) -> None:
     """Nemotron-H's and Qwen3-Next's heads, a long prompt and a continued one beside decodes; few tokens where the

@@ -70,6 +70,7 @@ def _compare(device: torch.device, **case: Any) -> None:
         torch.testing.assert_close(cache.float(), expected_cache.float(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.matrix(take=12)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rot", [64, 32, 48, 62])

@@ -70,8 +70,10 @@ async def release(
     """
     await ask("create", "namespace", "kube-system", check=False)
     rights = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "RoleBinding", "Role", "Secret")
-    for item in (item for item in chart if item["kind"] in rights):
-        await ask("apply", "-n", item["metadata"].get("namespace", namespace), "-f", "-", stdin=item)
+    for home in {item["metadata"].get("namespace", namespace) for item in chart}:
+        items = [item for item in chart if item["metadata"].get("namespace", namespace) == home]
+        made: Object = {"apiVersion": "v1", "kind": "List", "items": [item for item in items if item["kind"] in rights]}
+        await ask("apply", "-n", home, "-f", "-", stdin=made)
     config = yaml.safe_load(control_plane.read_text())
     config["users"][0]["user"] = {"token": (await ask("create", "token", "stoker")).strip()}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
@@ -86,9 +88,9 @@ async def release(
     head = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": settings.metrics_adapter_service}}
     await ask("apply", "-f", "-", stdin=head | {"spec": outside})
     yield cluster, settings
-    await ask("delete", "apiservice", NAME, "--ignore-not-found")
-    for item in (item for item in chart if item["kind"].startswith("ClusterRole")):
-        await ask("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
+    everywhere = [item for item in chart if item["kind"].startswith("ClusterRole")]
+    names = (f"{item['kind']}/{item['metadata']['name']}" for item in everywhere)
+    await ask("delete", f"apiservice/{NAME}", *names, "--ignore-not-found")
     await cluster.close()
 
 
@@ -101,7 +103,7 @@ async def adapter(release: tuple[Cluster, Settings], monkeypatch: pytest.MonkeyP
     yield serving
     await serving.close()
     # A TLS connection ends when both sides said so, for which the loop has to live.
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.3)
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ class Scenario:
             assert ranks == request.prompt_token_ids[1:], "prompt log-probabilities: each once and in order"
 
 
+@pytest.mark.matrix("policy", "swap", take=2)
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
 @pytest.mark.parametrize("block", range(4))

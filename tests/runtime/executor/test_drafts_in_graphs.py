@@ -78,6 +78,7 @@ def build(model: str, drafts: dict[str, Any] | None, **sizes: Any) -> Executor:
     return build_executor(EngineConfig(model=model, speculative_config=json.dumps(drafts) if drafts else "", **given))
 
 
+@pytest.mark.matrix(take=3)
 @pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize(
     ("method", "seed"), [("ngram", 61), ("suffix", 62), ("draft_model", 63), ("eagle3", 64), ("mtp", 65)]
@@ -103,6 +104,7 @@ def test_no_answer_differs(method: str, seed: int, device: str, tmp_path: Path) 
     drafting.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize(("kind", "seed"), [("DeepseekV3", 71), ("Glm4Moe", 72)])
 def test_own_heads_with_the_usual_kernels(kind: str, seed: int, device: str, tmp_path: Path) -> None:

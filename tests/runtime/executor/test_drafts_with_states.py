@@ -32,6 +32,7 @@ def build(model: str, drafts: dict[str, Any] | None, device: str, **sizes: Any) 
     )
 
 
+@pytest.mark.matrix(take=3)
 @pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize(
     ("kind", "method"),

@@ -87,6 +87,7 @@ def test_no_schedule_changes_a_bit_of_logits(
     check_schedules(checkpoint(tmp_path, rng), dtype, quantization, rng, seen, monkeypatch)
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize(
     ("name", "dtype", "quantization"),
     [

@@ -112,6 +112,7 @@ def with_its_head(model: str, **sizes: Any) -> Executor:
     return build_executor(EngineConfig(model=model, device="cpu", speculative_config=speculation, **given))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", list(SIZES))
 def test_a_models_own_head_drafts_as_it_was_trained(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -274,6 +274,7 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
             token_logprobs(logits, body.ring[1 : 1 + rows], top)
 
 
+@pytest.mark.matrix("model", "streams")
 @pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])
 @pytest.mark.parametrize(("model", "page", "quantization", "kv"), CHOICES)
 def test_every_launch_has_a_precompiled_variant(
