@@ -35,7 +35,7 @@ from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import layer_norm, rms_norm_columns
-from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
@@ -331,7 +331,8 @@ class Decoder:
         one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
         if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight):
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
-        packed = gate_up if isinstance(gate_up, IntegerWeight | BlockWeight) and not down.takes_quantized else None
+        kinds = IntegerWeight | Fp4Weight | BlockWeight
+        packed = gate_up if isinstance(gate_up, kinds) and not down.takes_quantized else None
         if one_op and packed is not None and isinstance(hidden, Tensor):
             return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)
