@@ -1,7 +1,9 @@
-"""`fp4_linear` on CUDA: a fused product for few tokens, dequantization and cuBLAS for many.
+"""`fp4_linear` on CUDA: our Hopper kernels for weights in fragments, Triton for every other weight; many tokens take
+dequantization and cuBLAS.
 
-Invariants: one call outside of a capture makes every later one of its shape capturable; for more than FUSED_TOKENS
-tokens a call takes the weight in x's dtype of memory beside its result.
+Invariants: one call outside of a capture makes every later one of its shape capturable; what a call takes of memory
+beyond its result is one weight in 16 bits, for as many tokens as `fragment_gemm.takes_tokens` says and of rows for more
+than FUSED_TOKENS.
 Does not know: which layer it serves.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels import fragment_gemm
 from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import Fp4Weight
 
@@ -17,20 +20,37 @@ FUSED_TOKENS = 64
 
 
 def fp4_linear(x: Tensor, weight: Fp4Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """y = x · Wᵀ + bias."""
+    """y = x · Wᵀ + bias. Raises ValueError where a weight in fragments meets operands that its kernels do not take."""
     from stoker_kernels.fp4_gemm import triton_fp4
 
     m = x.shape[0]
     y = torch.empty((m, weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
     if m == 0:
         return y
-    if m <= FUSED_TOKENS:
+    if weight.layout != "rows":
+        reason = fragment_gemm.refusal(x, weight, bias, y)
+        if reason is not None:
+            raise ValueError(f"fp4_linear of a weight in fragments: {reason}")
+        if fragment_gemm.takes_tokens(m):
+            fragment_gemm.multiply(x, weight, bias, y)
+            return y
+    elif m <= FUSED_TOKENS:
         triton_fp4.multiply(x, weight, bias, y)
         return y
-    dense = torch.empty((weight.out_features, weight.in_features), dtype=x.dtype, device=x.device)
-    triton_fp4.dequantize(weight, dense)
+    dense = scratch(weight, x.dtype)
     if rehearsing():
         return y
     if bias is None:
         return torch.mm(x, dense.t(), out=y)
     return torch.addmm(bias, x, dense.t(), out=y)
+
+
+def scratch(weight: Fp4Weight, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K] in 16 bits, gate before up."""
+    from stoker_kernels.fp4_gemm import triton_fp4
+
+    if weight.layout != "rows":
+        return fragment_gemm.dense(weight)
+    dense = torch.empty((weight.out_features, weight.in_features), dtype=dtype, device=weight.data.device)
+    triton_fp4.dequantize(weight, dense)
+    return dense

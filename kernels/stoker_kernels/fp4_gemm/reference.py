@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import E2M1, Fp4Weight, unpack_rows
+from stoker_kernels.fragment_gemm import from_fragments
+from stoker_kernels.quant import E2M1, Fp4Weight, unpack_rows, unpair_rows, widened_scales
 
 EXPONENT_BIAS = 127  # of e8m0
 
@@ -18,19 +19,22 @@ def block_scales(weight: Fp4Weight) -> Tensor:
     """The scales of blocks [N, G] in fp32, factors of rows left out."""
     bits = weight.scale.t()
     if weight.kind == "nvfp4":
-        return bits.contiguous().view(torch.float8_e4m3fn).float()
+        bits = bits.contiguous()
+        return bits.view(torch.float8_e4m3fn).float() if weight.layout == "rows" else widened_scales(bits)
     return torch.ldexp(torch.ones(bits.shape, device=bits.device), bits.to(torch.int32) - EXPONENT_BIAS)
 
 
 def dequantize_fp4(weight: Fp4Weight, dtype: torch.dtype) -> Tensor:
-    """The values [N, K] in `dtype`."""
+    """The values [N, K] in `dtype`, gate before up."""
     n, k = weight.out_features, weight.in_features
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=weight.data.device)
-    values = table[unpack_rows(weight.data, 4).int()].view(n, k // weight.block, weight.block)
+    codes = unpack_rows(weight.data, 4) if weight.layout == "rows" else from_fragments(weight.data, "fp4")
+    values = table[codes.int()].view(n, k // weight.block, weight.block)
     scaled = values * block_scales(weight).unsqueeze(-1)
     if weight.factor is not None:
         scaled *= weight.factor.view(n, 1, 1)
-    return scaled.view(n, k).to(dtype)
+    found = scaled.view(n, k).to(dtype)
+    return unpair_rows(found) if weight.layout == "pairs" else found
 
 
 def fp4_linear(x: Tensor, weight: Fp4Weight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:

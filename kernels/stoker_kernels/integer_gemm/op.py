@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.integer_gemm import fragments
+from stoker_kernels.fragment_gemm import fills_blocks, fragments_refusal
 from stoker_kernels.launch import cpu_dot
 from stoker_kernels.launch.dispatch import (
     Target,
@@ -57,10 +57,6 @@ def best_layout(
     n: int, k: int, bits: int, group: int, dtype: torch.dtype, device: torch.device, *, gated: bool = False
 ) -> Layout:
     """How codes of an [n, k] weight should rest on `device` for products of `dtype`; `gated`: it is gate and up."""
-    from stoker_kernels.integer_gemm.choose import fragments_refusal
-
-    if bits != 4 or device.type != "cuda" or not fragments.fills_blocks(n, k, group):
-        return "rows"
-    if fragments_refusal(dtype, device):
+    if not fills_blocks(n, k, group) or fragments_refusal(dtype, device, "int4" if bits == 4 else "int8"):
         return "rows"
     return "pairs" if gated else "fragments"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.integer_gemm.fragments import from_fragments
+from stoker_kernels.fragment_gemm import from_fragments
 from stoker_kernels.quant import IntegerWeight, unpack_rows, unpair_rows
 
 
 def codes_of(weight: IntegerWeight) -> Tensor:
     """The codes uint8 [N, K] by stored rows, whatever the order of bytes."""
-    return unpack_rows(weight.data, weight.bits) if weight.layout == "rows" else from_fragments(weight.data)
+    if weight.layout == "rows":
+        return unpack_rows(weight.data, weight.bits)
+    return from_fragments(weight.data, weight.kind)
 
 
 def dequantize_integers(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stoker_kernels.integer_gemm.fragments import store_half, to_fragments
+from stoker_kernels.fragment_gemm import store_half, to_fragments
 from stoker_kernels.quant import IntegerWeight, pack_rows
 
 
@@ -20,7 +20,8 @@ def store_integers(weight: IntegerWeight, row: int, codes: Tensor, scale: Tensor
     last = row + codes.shape[0]
     if weight.layout != "pairs":
         rows = slice(row, last)
-        weight.data[rows].copy_(to_fragments(codes) if weight.layout == "fragments" else pack_rows(codes, weight.bits))
+        laid_out = weight.layout == "fragments"
+        weight.data[rows].copy_(to_fragments(codes, weight.kind) if laid_out else pack_rows(codes, weight.bits))
         _store_groups(weight, rows, scale, zero)
         return
     half = weight.out_features // 2
@@ -29,7 +30,7 @@ def store_integers(weight: IntegerWeight, row: int, codes: Tensor, scale: Tensor
         if first >= end:
             continue
         part, start = slice(first - row, end - row), first - which * half
-        store_half(weight.data, which, start, codes[part])
+        store_half(weight.data, which, start, codes[part], weight.kind)
         places = slice(2 * start + which, 2 * (start + end - first) + which, 2)
         _store_groups(weight, places, scale[:, part], None if zero is None else zero[:, part])
 

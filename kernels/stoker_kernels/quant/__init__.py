@@ -19,18 +19,17 @@ from stoker_kernels.quant.block_planes import (
     steps_and_tails,
 )
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
+from stoker_kernels.quant.fp4_bits import field_mask, place_codes, placed_codes, widened_scales, without_signs
 from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight, nearest_e2m1
 from stoker_kernels.quant.int8_weight import Int8Weight
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
-    Layout,
     integer_scale_shape,
     pack_rows,
-    pair_rows,
     quantize_integers,
     unpack_rows,
-    unpair_rows,
 )
+from stoker_kernels.quant.layout import Layout, pair_rows, unpair_rows
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_int8_rows, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, INT8_MAX, MIN_SCALE, Quantized, quantize_int8
@@ -75,11 +74,14 @@ __all__ = [
     "block_row_bytes",
     "dequantize",
     "element_bits",
+    "field_mask",
     "integer_scale_shape",
     "nearest_e2m1",
     "pack_rows",
     "pair_rows",
+    "place_codes",
     "place_planes",
+    "placed_codes",
     "plane_row_bytes",
     "plane_sizes",
     "quantize_fp8",
@@ -91,4 +93,6 @@ __all__ = [
     "steps_and_tails",
     "unpack_rows",
     "unpair_rows",
+    "widened_scales",
+    "without_signs",
 ]

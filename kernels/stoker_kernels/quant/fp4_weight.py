@@ -4,8 +4,9 @@ Its value is `e2m1 · block scale · factor of the row`: NVFP4's scales are e4m3
 the matrix, MXFP4's are powers of two (e8m0) for 32 columns each.
 Formats: OCP Microscaling Formats (MX) v1.0; NVIDIA's NVFP4.
 
-Invariants: bits are as files have them, never rounded again; `scale` is [G, N], so that a kernel reads a block's for
-neighbouring rows together; all tensors live on one device. A value of this type is checked once, when it is made.
+Invariants: bits stand for the numbers that files have, never rounded again; `scale` is [G, N], so that a kernel reads a
+block's for neighbouring rows together; all tensors live on one device. A value of this type is checked once, when it is
+made.
 Does not know: how a product with it is computed (`fp4_gemm`), nor how a file names its tensors.
 """
 
@@ -17,6 +18,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from stoker_kernels.quant.layout import Layout
 
 Fp4Kind = Literal["nvfp4", "mxfp4"]
 FP4_BLOCKS: dict[Fp4Kind, int] = {"nvfp4": 16, "mxfp4": 32}
@@ -37,8 +40,11 @@ def nearest_e2m1(x: Tensor) -> Tensor:
 class Fp4Weight:
     """Weight [N, K] of y = x · Wᵀ.
 
-    data:   uint8 [N, K / 2], the lower column in the lower half of a byte.
-    scale:  uint8 [K / block, N], the bits of e4m3 (nvfp4) or e8m0 (mxfp4).
+    data:   uint8 [N, K / 2]; with `layout` "rows" the lower column in the lower half of a byte; with "fragments" in the
+            order of `fragment_gemm.order`; with "pairs" so too, but rows of gate and up in turn: what is stored as 2f
+            and 2f + 1, of scales and factors too, are the weight's rows f and N / 2 + f.
+    scale:  uint8 [K / block, N], the bits of e8m0 (mxfp4) or of e4m3 (nvfp4), which but for "rows" are positive and
+            widened (`fp4_bits.py`).
     factor: fp32 [N] of nvfp4, the matrix's number; None of mxfp4.
     Raises ValueError naming what does not fit.
     """
@@ -47,6 +53,7 @@ class Fp4Weight:
     scale: Tensor
     factor: Tensor | None
     kind: Fp4Kind
+    layout: Layout = "rows"
 
     def __post_init__(self) -> None:
         if self.kind not in FP4_BLOCKS:

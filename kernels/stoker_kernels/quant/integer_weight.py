@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Layout = Literal["rows", "fragments", "pairs"]
+from stoker_kernels.quant.layout import Layout
+
 IntegerKind = Literal["int4", "int8"]
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -26,8 +27,8 @@ class IntegerWeight:
     """Weight [N, K] of y = x · Wᵀ, columns in groups of `group` neighbours.
 
     data:   uint8 [N, K · bits / 8]; with `layout` "rows" row by row, the lower column in the lower half of a byte; with
-            "fragments" the same bytes in the order of `integer_gemm.fragments`; with "pairs" so too, but rows of gate
-            and up in turn: what is stored as 2f and 2f + 1, of scales too, are the weight's rows f and N / 2 + f.
+            "fragments" the same codes in the order of `fragment_gemm.order`; with "pairs" so too, but rows of gate and
+            up in turn: what is stored as 2f and 2f + 1, of scales too, are the weight's rows f and N / 2 + f.
     scale:  [⌈K / group⌉, N] of a 16- or 32-bit float dtype.
     zero:   uint8 [⌈K / group⌉, N], or None: 8 of 4 bits, 128 of 8.
     order:  int32 [K] or None: column k of the weight belongs to column `order[k]` of x.
@@ -45,8 +46,6 @@ class IntegerWeight:
     def __post_init__(self) -> None:
         if self.bits not in (4, 8) or self.group < 1:
             raise ValueError(f"integer weights have 4 or 8 bits and groups of 1 or more, not {self.bits}, {self.group}")
-        if self.layout != "rows" and self.bits != 4:
-            raise ValueError(f"the layout {self.layout} is of 4 bits, not {self.bits}")
         if self.data.dim() != 2 or self.data.dtype != torch.uint8 or not self.data.is_contiguous():
             raise ValueError(
                 f"codes are contiguous uint8 [N, K · bits / 8], not {self.data.dtype} {tuple(self.data.shape)}"
@@ -94,16 +93,6 @@ class IntegerWeight:
 def integer_scale_shape(n: int, k: int, group: int) -> tuple[int, int]:
     """Shape of scales and zero points of an [n, k] weight in groups of `group` columns."""
     return (-(-k // group), n)
-
-
-def pair_rows(rows: Tensor) -> Tensor:
-    """[2F, …], gate before up → the rows of gate and up in turn, as the layout "pairs" stores them."""
-    return torch.stack(rows.chunk(2), dim=1).flatten(0, 1)
-
-
-def unpair_rows(rows: Tensor) -> Tensor:
-    """What `pair_rows` was given."""
-    return torch.cat((rows[0::2], rows[1::2]))
 
 
 def pack_rows(codes: Tensor, bits: int) -> Tensor:

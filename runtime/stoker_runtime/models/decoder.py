@@ -38,6 +38,7 @@ from stoker_kernels.norm import layer_norm, rms_norm_columns
 from stoker_kernels.quant import (
     AnyWeight,
     BlockWeight,
+    Fp4Weight,
     Int8Weight,
     IntegerWeight,
     LinearWeight,
@@ -340,7 +341,8 @@ class Decoder:
         one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
         if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight | Int8Weight):
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
-        packed = gate_up if isinstance(gate_up, IntegerWeight | BlockWeight) and into is None else None
+        kinds = IntegerWeight | Fp4Weight | BlockWeight
+        packed = gate_up if isinstance(gate_up, kinds) and into is None else None
         if one_op and packed is not None and isinstance(hidden, Tensor):
             return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)

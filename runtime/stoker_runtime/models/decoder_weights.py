@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
-from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight
 
 
 def linear_form(weight: AnyWeight) -> tuple[object, ...]:
     """What kernels tell apart of a weight, whatever its shape."""
+    if isinstance(weight, Fp4Weight):
+        return (weight.kind, weight.layout)
     if not isinstance(weight, IntegerWeight):
         return (weight.kind,)
     return (weight.kind, weight.group, weight.zero is None, weight.order is None, weight.layout)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm import block_rows, encode_blocks, store_planes
+from stoker_kernels.fp4_gemm import best_layout as best_fp4_layout
+from stoker_kernels.fp4_gemm import store_fp4
 from stoker_kernels.integer_gemm import best_layout, store_integers
 from stoker_kernels.moe import ExpertKind, ExpertWeights, quantize_mxfp4, quantize_nvfp4
 from stoker_kernels.quant import (
@@ -169,14 +171,9 @@ class WeightArena:
 
     def store_fp4(self, name: str, row: int, data: Tensor, scale: Tensor, factor: Tensor | None) -> None:
         """Lay out rows from `row` on of a weight in NVFP4 or MXFP4: codes uint8 [rows, K / 2], scales [G, rows], and
-        the factor of these rows.
+        the factor of these rows. Raises ValueError for scales that no kernel takes.
         """
-        place = self.fp4[name]
-        rows = slice(row, row + data.shape[0])
-        place.data[rows].copy_(data)
-        place.scale[:, rows].copy_(scale)
-        if place.factor is not None and factor is not None:
-            place.factor[rows] = factor
+        store_fp4(self.fp4[name], row, data, scale, factor)
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
@@ -247,7 +244,9 @@ class WeightArena:
             for (part, (shape, _)), size in zip(scheme.parts(n, k).items(), scheme.sizes(n, k, 1), strict=True)
         }
         factor = found["factor"].view(-1) if "factor" in found else None
-        return Fp4Weight(found["data"], found["scale"], factor, scheme.kind)
+        rows, gated = self._laid_out(parameter)
+        layout = best_fp4_layout(rows, k, scheme.kind, self.dtype, self.device, gated=gated)
+        return Fp4Weight(found["data"], found["scale"], factor, scheme.kind, layout)
 
     def _place_integers(self, parameter: Parameter, scheme: IntegerScheme) -> IntegerWeight:
         n, k = parameter.shape
@@ -259,13 +258,18 @@ class WeightArena:
         }
         order = found["order"].view(-1) if "order" in found else None
         group = scheme.columns(k)
-        # Each piece of a merged matrix is laid out by itself.
+        rows, gated = self._laid_out(parameter)
+        layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device, gated=gated)
+        return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
+
+    def _laid_out(self, parameter: Parameter) -> tuple[int, bool]:
+        """What rows of a packed matrix are laid out together, and whether it is gate and up in turn: each piece of a
+        merged one is laid out by itself.
+        """
         two = parameter.name.endswith("gate_up")
         pieces = 2 if two else {"qkv": 2 if self.spec.latent else 3}.get(parameter.name.rpartition(".")[2], 1)
         gated = two and self.spec.gated and self.spec.activation == "silu" and not self.spec.ffn_bias
-        rows = n if gated else math.gcd(*piece_rows(self.spec, parameter, pieces))
-        layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device, gated=gated)
-        return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
+        return parameter.shape[0] if gated else math.gcd(*piece_rows(self.spec, parameter, pieces)), gated
 
     def _linear(self, name: str) -> AnyWeight:
         if name in self.blocks:

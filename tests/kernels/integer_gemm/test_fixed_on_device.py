@@ -6,7 +6,8 @@ import pytest
 import torch
 from tests.kernels.integer_gemm.test_on_device import random_weight
 
-from stoker_kernels.integer_gemm import fixed, reference, to_fragments, triton_integer
+from stoker_kernels.fragment_gemm import to_fragments
+from stoker_kernels.integer_gemm import fixed, reference, triton_integer
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.quant import IntegerWeight, unpack_rows
 
@@ -36,12 +37,13 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("layout", ["rows", "fragments"])
 @pytest.mark.parametrize("group", [32, 128, 1 << 20])
 @pytest.mark.parametrize(("n", "k"), [(4608, 3584), (3584, 18944), (192, 640)])
-def test_published_sizes(n: int, k: int, group: int, layout: str, device: torch.device) -> None:
-    weight = random_weight(n, k, 4, min(group, k), True, torch.bfloat16, device)
+def test_published_sizes(n: int, k: int, group: int, layout: str, bits: int, device: torch.device) -> None:
+    weight = random_weight(n, k, bits, min(group, k), True, torch.bfloat16, device)
     if layout == "fragments":
-        data = to_fragments(unpack_rows(weight.data, 4))
-        weight = IntegerWeight(data, weight.scale, weight.zero, 4, weight.group, layout="fragments")
+        data = to_fragments(unpack_rows(weight.data, bits), weight.kind)
+        weight = IntegerWeight(data, weight.scale, weight.zero, bits, weight.group, layout="fragments")
     check(weight, 1500, (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 300, 1024, 1100), device)

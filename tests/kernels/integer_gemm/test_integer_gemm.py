@@ -1,6 +1,4 @@
-"""Integer weights: packing, the order of fragments against the definition of mma.sync, the reference, Triton's
-kernels.
-"""
+"""Integer weights: packing, rows of any layout, the reference."""
 
 from __future__ import annotations
 
@@ -11,15 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stoker_kernels.fragment_gemm import from_fragments
 from stoker_kernels.gemm import linear_silu_mul
-from stoker_kernels.integer_gemm import (
-    dequantize_integers,
-    from_fragments,
-    integer_linear,
-    sm90_int4,
-    store_integers,
-    to_fragments,
-)
+from stoker_kernels.integer_gemm import dequantize_integers, integer_linear, store_integers
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape, pack_rows, unpack_rows
 
 
@@ -49,31 +41,6 @@ def test_codes_are_packed_and_unpacked(bits: int) -> None:
         assert int(data[3, 7]) == int(codes[3, 14]) + 16 * int(codes[3, 15])
 
 
-def test_a_word_of_a_fragment_holds_what_a_lane_multiplies() -> None:
-    """PTX's m16n8k16: register a_i of lane 4q + c, half e, is row q + 8·(i % 2), slot 2c+e + 8·(i/2)."""
-    n, k = 192, 320
-    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
-    words = to_fragments(codes).view(torch.int32).view(n // 64, k // 64, 4, 32, 4)
-    generator = random.Random(7)
-    for _ in range(400):
-        block, chunk, tile, lane, step = (generator.randrange(each) for each in words.shape)
-        q, c = divmod(lane, 4)
-        word = int(words[block, chunk, tile, lane, step]) & 0xFFFFFFFF
-        for register in range(4):
-            pair = word >> (4 * register) & 0x000F000F
-            for e in range(2):
-                row = 64 * block + 8 * q + 2 * tile + register % 2
-                column = 64 * chunk + 16 * step + 2 * c + e + 8 * (register // 2)
-                assert pair >> (16 * e) & 15 == int(codes[row, column])
-    assert torch.equal(from_fragments(to_fragments(codes)), codes)
-
-
-@pytest.mark.parametrize(("n", "k"), [(63, 64), (64, 96)])
-def test_blocks_that_are_not_full_are_refused(n: int, k: int) -> None:
-    with pytest.raises(ValueError, match=f"not {n} × {k}"):
-        to_fragments(torch.zeros(n, k, dtype=torch.uint8))
-
-
 @pytest.mark.parametrize(("bits", "group", "zeros", "order"), [
     (4, 32, True, False), (4, 96, False, True), (8, 16, True, True), (8, 10_000, False, False), (4, 5, True, False),
 ])  # fmt: skip
@@ -98,63 +65,23 @@ def test_what_does_not_fit_is_named() -> None:
         integer_linear(torch.zeros(2, 63), good)
 
 
-@pytest.mark.parametrize("sms", [1, 78, 132])
-def test_a_choice_takes_its_tokens_and_leaves_no_cta_without_columns(sms: int) -> None:
-    generator = random.Random(sms)
-    for n, k in ((64, 64), (4608, 3584), (192, 18944), (152064, 8192)):
-        for tokens in (1, 1024, *(generator.randrange(2, 1024) for _ in range(12))):
-            tile, split = sm90_int4.choice_for(tokens, n, k, lambda tile, split: sms * tile.ctas // split)
-            assert tile.tokens >= min(tokens, 128)
-            assert 1 <= split <= sm90_int4.MAX_SPLIT
-            assert -(-k // (64 * tile.blocks_at_once)) >= split
-
-
-def test_a_weight_of_one_wave_is_not_split_and_a_narrow_one_is() -> None:
-    """132 SMs: 130 tiles of 320 rows fill most of them; 14 tiles of 256 rows leave most idle."""
-    tile, split = sm90_int4.choice_for(100, 130 * 320, 4096, h200)
-    assert (tile.rows, split) == (320, 1)
-    assert sm90_int4.choice_for(100, 14 * 256, 16384, h200)[1] > 3
-
-
-def test_clusters_that_would_not_fit_at_once_are_not_chosen() -> None:
-    for tokens in (90, 128, 250):
-        for n, k in ((3584, 18944), (4608, 3584), (5120, 17408)):
-            tile, split = sm90_int4.choice_for(tokens, n, k, h200)
-            assert -(-n // tile.rows) * -(-tokens // tile.tokens) <= h200(tile, split)
-
-
-def test_with_a_given_cut_the_kernel_alone_is_chosen() -> None:
-    """As batch invariance wants it: every number of tokens takes the same cut, by a kernel that holds them."""
-    for n, k in ((3584, 18944), (4608, 3584), (70 * 64, 1152)):
-        for split in (1, 3, 7):
-            for tokens in (16, 47, 90, 1024):
-                tile, found = sm90_int4.choice_for(tokens, n, k, h200, split)
-                assert found == split
-                assert tile.groups
-                assert tile.tokens >= min(tokens, 128)
-
-
-def h200(tile: sm90_int4.Int4Tile, split: int) -> int:
-    """How many clusters of 1 to 8 CTAs an H200 was found to hold, one of them on an SM."""
-    return (132, 66, 39, 30, 22, 17, 15, 15)[split - 1] * tile.ctas
-
-
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("f", [32, 96, 160])
-def test_rows_of_gate_and_up_are_stored_in_turn(f: int) -> None:
-    """In random lots, over what was there before: a byte has a code of gate below and one of up above it."""
+def test_rows_of_gate_and_up_are_stored_in_turn(f: int, bits: int) -> None:
+    """In random lots, over what was there before."""
     draw, k, group = random.Random(f), 192, 64
     torch.manual_seed(f)
-    codes = torch.randint(0, 16, (2 * f, k), dtype=torch.uint8)
+    codes = torch.randint(0, 1 << bits, (2 * f, k), dtype=torch.uint8)
     scale, zero = torch.rand(k // group, 2 * f), torch.randint(0, 16, (k // group, 2 * f), dtype=torch.uint8)
-    empty = (torch.randint(0, 256, (2 * f, k // 2), dtype=torch.uint8), torch.rand_like(scale), torch.ones_like(zero))
-    weight = IntegerWeight(*empty, 4, group, layout="pairs")
+    data = torch.randint(0, 256, (2 * f, k * bits // 8), dtype=torch.uint8)
+    weight = IntegerWeight(data, torch.rand_like(scale), torch.ones_like(zero), bits, group, layout="pairs")
     cuts = sorted({0, 2 * f, *(32 * draw.randrange(1, 2 * f // 32) for _ in range(3))})
     for first, last in draw.sample(lots := list(itertools.pairwise(cuts)), len(lots)):
         rows = slice(first, last)
         store_integers(weight, first, codes[rows], scale[:, rows], zero[:, rows])
     spread = [each.repeat_interleave(group, 0).t() for each in (scale, zero.float())]
     assert torch.equal(dequantize_integers(weight, torch.float32), (codes.float() - spread[1]) * spread[0])
-    stored = from_fragments(weight.data)
+    stored = from_fragments(weight.data, weight.kind)
     assert torch.equal(stored[0::2], codes[:f])
     assert torch.equal(stored[1::2], codes[f:])
 
@@ -177,8 +104,6 @@ def test_a_gated_product_is_that_of_gate_and_up_in_their_order() -> None:
 
 def test_pairs_that_do_not_fit_are_refused() -> None:
     codes, scale = torch.zeros(48, 64, dtype=torch.uint8), torch.ones(2, 48)
-    with pytest.raises(ValueError, match="pairs is of 4 bits, not 8"):
-        IntegerWeight(codes, scale, None, 8, 32, layout="pairs")
     weight = IntegerWeight(codes[:, :32].clone(), scale, None, 4, 32, layout="pairs")
     with pytest.raises(ValueError, match="multiples of 32 rows"):
         store_integers(weight, 0, codes, scale, None)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stoker_kernels.fragment_gemm import fragments_refusal, to_fragments
 from stoker_kernels.gemm import linear_silu_mul
-from stoker_kernels.integer_gemm import choose, reference, store_integers, to_fragments, triton_integer
+from stoker_kernels.integer_gemm import choose, reference, store_integers, triton_integer
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.quant import IntegerWeight, integer_scale_shape, pack_rows
 
@@ -57,21 +58,23 @@ def test_dequantized_weights_are_the_reference_s(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [16, 32, 64, 192, 1 << 20])
 @pytest.mark.parametrize("tokens", [1, 5, 11, 16, 27, 50, 101, 190, 300, 1100])
-def test_fragments_give_what_rows_give(group: int, tokens: int, device: torch.device) -> None:
+def test_fragments_give_what_rows_give(bits: int, group: int, tokens: int, device: torch.device) -> None:
     """By the op: every kernel, groups smaller and larger than a block, columns in another order."""
-    if choose.fragments_refusal(torch.bfloat16, device):
-        pytest.skip(str(choose.fragments_refusal(torch.bfloat16, device)))
+    reason = fragments_refusal(torch.bfloat16, device, "int4" if bits == 4 else "int8")
+    if reason:
+        pytest.skip(reason)
     if group == 192:
         group, k = 128, 128 * 13
     else:
         k = 64 * (7 + tokens % 5)
     group, n = min(group, k), 64 * (3 + tokens % 11)
-    rows = random_weight(n, k, 4, group, tokens % 2 == 1, torch.bfloat16, device)
+    rows = random_weight(n, k, bits, group, tokens % 2 == 1, torch.bfloat16, device)
     order = torch.randperm(k, device=device).to(torch.int32) if tokens % 3 == 0 else None
     codes = reference.codes_of(rows)
-    weight = IntegerWeight(to_fragments(codes), rows.scale, rows.zero, 4, group, order, "fragments")
+    weight = IntegerWeight(to_fragments(codes, rows.kind), rows.scale, rows.zero, bits, group, order, "fragments")
     x, bias = torch.randn(tokens, k, device=device).bfloat16(), torch.randn(n, device=device).bfloat16()
     got = choose.integer_linear(x, weight, bias=bias, out=None)
     again = choose.integer_linear(x, weight, bias=bias, out=None)
@@ -82,18 +85,20 @@ def test_fragments_give_what_rows_give(group: int, tokens: int, device: torch.de
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [16, 64, 128])
 @pytest.mark.parametrize("tokens", [1, 4, 8, 9, 23, 48, 77, 150, 259, 700, 1025, 2100])
-def test_gate_and_up_in_turn_give_what_rows_give(group: int, tokens: int, device: torch.device) -> None:
+def test_gate_and_up_in_turn_give_what_rows_give(bits: int, group: int, tokens: int, device: torch.device) -> None:
     """The product, and with its activation: every kernel, and the one that dequantizes."""
-    if choose.fragments_refusal(torch.bfloat16, device):
-        pytest.skip(str(choose.fragments_refusal(torch.bfloat16, device)))
+    reason = fragments_refusal(torch.bfloat16, device, "int4" if bits == 4 else "int8")
+    if reason:
+        pytest.skip(reason)
     k, n = 128 * (3 + tokens % 7), 64 * (5 + tokens % 13)
-    rows = random_weight(n, k, 4, group, tokens % 2 == 0, torch.bfloat16, device)
+    rows = random_weight(n, k, bits, group, tokens % 2 == 0, torch.bfloat16, device)
     order = torch.randperm(k, device=device).to(torch.int32) if tokens % 3 == 0 else None
     zero = None if rows.zero is None else torch.empty_like(rows.zero)
     weight = IntegerWeight(
-        torch.empty_like(rows.data), torch.empty_like(rows.scale), zero, 4, group, order, layout="pairs"
+        torch.empty_like(rows.data), torch.empty_like(rows.scale), zero, bits, group, order, layout="pairs"
     )
     store_integers(weight, 0, reference.codes_of(rows), rows.scale, rows.zero)
     x = torch.randn(tokens, k, device=device).bfloat16()

@@ -17,6 +17,7 @@ from stoker_kernels.attention import choose as attention_choose
 from stoker_kernels.attention import sm90_decode
 from stoker_kernels.block_gemm.plane_launch import fitted, tile_for
 from stoker_kernels.block_gemm.triton_planes import plane_linear_kernel
+from stoker_kernels.fp4_gemm import best_layout as best_fp4_layout
 from stoker_kernels.integer_gemm import best_layout, triton_integer
 from stoker_kernels.launch import aot, at_need, cuda, dispatch, pdl
 from stoker_kernels.launch.aot_index import Wanted
@@ -66,12 +67,16 @@ def test_the_kernels_of_sm_90_are_for_it_alone(monkeypatch: pytest.MonkeyPatch) 
     wear(90, monkeypatch)
     assert supported(90) >= HOPPERS
     assert sm90_decode.available(GPU, BF16, 128, 7)
-    assert best_layout(4096, 4096, 4, 128, BF16, GPU) == "fragments"
+    for bits in (4, 8):
+        assert best_layout(4096, 4096, bits, 128, BF16, GPU) == "fragments"
+    assert best_fp4_layout(4096, 4096, "nvfp4", BF16, GPU, gated=True) == "pairs"
     for sm in OTHERS:
         wear(sm, monkeypatch)
         assert not supported(sm) & HOPPERS, sm
         assert not sm90_decode.available(GPU, BF16, 128, 7)
-        assert best_layout(4096, 4096, 4, 128, BF16, GPU) == "rows"
+        for bits in (4, 8):
+            assert best_layout(4096, 4096, bits, 128, BF16, GPU) == "rows"
+        assert best_fp4_layout(4096, 4096, "mxfp4", BF16, GPU) == "rows"
 
 
 def test_dependent_launch_is_for_chips_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

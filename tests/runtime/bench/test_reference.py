@@ -11,8 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker_kernels.block_gemm import decode_blocks, store_planes
+from stoker_kernels.fp4_gemm import dequantize_fp4, store_fp4
+from stoker_kernels.fragment_gemm import to_fragments
 from stoker_kernels.int8_gemm import int8_linear
-from stoker_kernels.integer_gemm import to_fragments
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
     PLANE_KINDS,
@@ -62,8 +63,6 @@ def test_positions_turn_as_in_transformers(kind: str, longest: int) -> None:
 @pytest.mark.parametrize("layout", ["rows", "fragments", "pairs"])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_integers_are_codes_less_zero_times_scale(bits: int, layout: Any, ordered: bool) -> None:
-    if layout != "rows" and bits == 8:
-        pytest.skip("fragments hold four bits")
     rows, columns, group = (37, 66, 22) if layout == "rows" else (128, 192, 32)
     torch.manual_seed(bits)
     codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8)
@@ -73,12 +72,30 @@ def test_integers_are_codes_less_zero_times_scale(bits: int, layout: Any, ordere
     stored = (codes, scale, zero)
     if layout == "pairs":
         stored = (pair_rows(codes), *(pair_rows(each.t()).t() for each in (scale, zero)))
-    data = pack_rows(codes, bits) if layout == "rows" else to_fragments(stored[0])
+    data = pack_rows(codes, bits) if layout == "rows" else to_fragments(stored[0], "int4" if bits == 4 else "int8")
     got = values_of(IntegerWeight(data, *stored[1:], bits, group, order, layout))
     spread = [each.repeat_interleave(group, 0).t() for each in (scale, zero.float())]
     x = torch.randn(3, columns, dtype=torch.float64)
     read = x if order is None else x[:, order.long()]
     torch.testing.assert_close(x @ got.double().t(), read @ ((codes.float() - spread[1]) * spread[0]).double().t())
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("layout", ["fragments", "pairs"])
+def test_floats_of_four_bits_are_those_of_rows_in_any_layout(kind: Any, layout: Any) -> None:
+    rows, columns, block = 64 * random.randrange(1, 4), 64 * random.randrange(1, 4), 16 if kind == "nvfp4" else 32
+    data = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+    scale = torch.randint(100, 150, (columns // block, rows), dtype=torch.uint8)
+    factor = None
+    if kind == "nvfp4":
+        factor = torch.rand(rows)
+        scale = torch.randint(0, 127, scale.shape, dtype=torch.uint8) | torch.randint(0, 2, scale.shape).byte() << 7
+    plain = Fp4Weight(data, scale, factor, kind)
+    place = Fp4Weight(data.clone(), scale.clone(), None if factor is None else factor.clone(), kind, layout)
+    store_fp4(place, 0, data, scale, factor)
+    for weight in (plain, place):
+        assert torch.equal(values_of(weight), dequantize_fp4(plain, torch.float32))
+        assert torch.equal(dequantize_fp4(weight, torch.float32), dequantize_fp4(plain, torch.float32))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)

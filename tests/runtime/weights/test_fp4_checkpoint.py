@@ -19,7 +19,8 @@ from tests.runtime.weights.integer_forms import SHAPE, damaged, load, write
 from torch import Tensor
 
 from stoker_kernels.fp4_gemm import dequantize_fp4
-from stoker_kernels.quant import Fp4Weight
+from stoker_kernels.fragment_gemm import fills_blocks
+from stoker_kernels.quant import FP4_BLOCKS, Fp4Kind, Fp4Weight
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import resolve
@@ -124,6 +125,49 @@ def test_weights_are_those_of_the_definition_and_so_are_tokens(
     method = FORMATS[form][0]["quant_method"]
     tokens = paged_model(str(quantized), quantization=method, max_len=64).greedy([prompt], 40)
     assert_likeliest(plain, [prompt], tokens)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_weights_and_tokens_are_those_of_files_where_they_rest_in_fragments(
+    tmp_path: Path, form: str, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Hopper, gate and up in turn: the CPU's reference reads that order too."""
+    (tmp_path / "wide").mkdir()
+    wide = random_qwen3(tmp_path / "wide", SHAPE | {"hidden_size": 128, "intermediate_size": 224}, 14)
+    quantized, _ = write(wide, tmp_path, *FORMATS[form])
+    plainly, method = load(quantized), FORMATS[form][0]["quant_method"]
+    prompts = [[5, 17, 80, 3, 44], [90, 1, 2, 2, 30, 31, 32, 60, 61]]
+    expected = paged_model(str(quantized), quantization=method, max_len=64).greedy(prompts, 30)
+
+    def as_on_hopper(n: int, k: int, kind: Fp4Kind, *_: object, gated: bool = False) -> str:
+        if not fills_blocks(n, k, FP4_BLOCKS[kind]):
+            return "rows"
+        return "pairs" if gated else "fragments"
+
+    monkeypatch.setattr("stoker_runtime.weights.layout.best_fp4_layout", as_on_hopper)
+    for layer, plain in zip(load(quantized).layers, plainly.layers, strict=True):
+        assert isinstance(layer.gate_up, Fp4Weight)
+        assert layer.gate_up.layout == "pairs"
+        for field in ("output", "gate_up", "down"):
+            found, want = (dequantize_fp4(getattr(each, field), torch.float32) for each in (layer, plain))
+            assert torch.equal(found, want), field
+    assert paged_model(str(quantized), quantization=method, max_len=64).greedy(prompts, 30) == expected
+
+
+@pytest.mark.parametrize(("form", "bits", "words"), [
+    ("compressed-mxfp4", 161, r"mlp.gate_proj or .*mlp.up_proj has a scale of 2\^34; the largest .* is 2\^33"),
+    ("modelopt-nvfp4", 0x7F, "has a scale that is no number"),
+])  # fmt: skip
+def test_a_scale_that_the_kernels_of_hopper_do_not_take_is_named(
+    tmp_path: Path, form: str, bits: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wide").mkdir()
+    wide = random_qwen3(tmp_path / "wide", SHAPE | {"hidden_size": 128, "intermediate_size": 224}, 15)
+    quantized, _ = write(wide, tmp_path, *FORMATS[form])
+    name = "model.layers.1.mlp.gate_proj.weight_scale"
+    monkeypatch.setattr("stoker_runtime.weights.layout.best_fp4_layout", lambda *_, gated: "pairs" if gated else "rows")
+    with pytest.raises(ModelError, match=words):
+        load(damaged(quantized, lambda tensors: tensors[name].view(torch.uint8)[3, 1].fill_(bits)))
 
 
 @pytest.mark.parametrize("form", ["compressed-nvfp4", "compressed-mxfp4"])

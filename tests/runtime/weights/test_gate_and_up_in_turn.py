@@ -1,5 +1,5 @@
-"""Gate and up of four-bit models with their rows in turn, as they rest on Hopper: on a CPU, whose reference reads that
-order too, weights are those of the checkpoint and tokens those of the order of files.
+"""Gate and up of models of few bits with their rows in turn, as they rest on Hopper: on a CPU, whose reference reads
+that order too, weights are those of the checkpoint and tokens those of the order of files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from tests.runtime.weights import integer_forms as integers
 from tests.runtime.weights.both_ways import random_qwen3
 from tests.runtime.weights.integer_forms import FORMATS, write
 
-from stoker_kernels.integer_gemm import dequantize_integers, fills_blocks
+from stoker_kernels.fragment_gemm import fills_blocks
+from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.quant import IntegerWeight
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -24,7 +25,10 @@ from stoker_runtime.weights.layout import WeightArena
 CPU = torch.device("cpu")
 HIDDEN, FFN = 192, 224  # seven half blocks of gate, and of up
 SHAPE = integers.SHAPE | {"hidden_size": HIDDEN, "intermediate_size": FFN}
-FORMS = ["awq", "gptq", "gptq-symmetric", "gptq-act-order", "gptq-column", "compressed", "compressed-zeros"]
+FORMS = [
+    *("awq", "gptq", "gptq-symmetric", "gptq-act-order", "gptq-column", "compressed", "compressed-zeros"),
+    *("gptq-8", "compressed-8", "compressed-8-channel"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_on_hopper(n: int, k: int, bits: int, group: int, *_: object, gated: bool = False) -> str:
     """`best_layout` of a GPU that has our kernels."""
-    if bits != 4 or not fills_blocks(n, k, group):
+    if not fills_blocks(n, k, group):
         return "rows"
     return "pairs" if gated else "fragments"
 
@@ -56,7 +60,7 @@ def test_weights_are_those_of_the_checkpoint(dense: Path, tmp_path: Path, form: 
         assert torch.equal(integers.dense_value(weight), expected.gate_up.data)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq-act-order", "compressed-zeros"])
+@pytest.mark.parametrize("form", ["awq", "gptq-act-order", "compressed-zeros", "gptq-8"])
 def test_tokens_are_those_of_the_order_of_files(
     dense: Path, tmp_path: Path, form: str, paged_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +94,7 @@ def test_rows_that_are_rounded_together_may_be_of_gate_and_up(
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "compressed-zeros"])
+@pytest.mark.parametrize("form", ["awq", "gptq-symmetric", "compressed-zeros", "compressed-8-channel"])
 def test_ranks_have_their_own_rows_in_turn(tmp_path: Path, form: str) -> None:
     (tmp_path / "plain").mkdir()
     quantized, exact = write(cut.random_model(tmp_path / "plain"), tmp_path, *FORMATS[form])

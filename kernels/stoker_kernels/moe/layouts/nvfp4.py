@@ -15,36 +15,36 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.moe.layouts.fp4_words import blocks_of, pack_words, unpack_words
-from stoker_kernels.quant import E2M1, FP4_BLOCKS, FP8, FP8_MAX, nearest_e2m1, pack_rows, unpack_rows
+from stoker_kernels.quant import (
+    E2M1,
+    FP4_BLOCKS,
+    FP8,
+    FP8_MAX,
+    nearest_e2m1,
+    pack_rows,
+    unpack_rows,
+    widened_scales,
+    without_signs,
+)
 
 BLOCK = FP4_BLOCKS["nvfp4"]
-EXPONENT_BIAS = 10
-MANTISSA = 3
-_SIGN, _NAN, _HIDDEN = 0x80, 0x7F, 8
-_MORE_BIAS = EXPONENT_BIAS - 7  # than e4m3 has
 
 
 def pack_nvfp4(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as files have it, codes uint8 [R, K / 2] with the lower column in a byte's lower half and e4m3 as uint8
     [R, K / 16], as it rests: uint8 [R, K / 2] and [S, R, 8]. Raises ValueError for a scale that is no number.
     """
-    size = scales & ~_SIGN
-    if bool((size == _NAN).any()):
-        raise ValueError("has a scale that is no number")
-    codes = unpack_rows(blocks.contiguous(), 4).view(*scales.shape, BLOCK)
-    codes = torch.where((scales & _SIGN > 0)[..., None], codes ^ 8, codes)
-    codes = torch.where((size == 0)[..., None], 0, codes).to(torch.uint8)
-    wide = _widened(size)[:, blocks_of(blocks.shape[1] * 2, BLOCK, scales.device)]
-    return pack_words(codes.flatten(1), BLOCK), wide.transpose(0, 1).contiguous()
+    codes, wide = without_signs(unpack_rows(blocks.contiguous(), 4), scales)
+    wide = wide[:, blocks_of(blocks.shape[1] * 2, BLOCK, scales.device)]
+    return pack_words(codes, BLOCK), wide.transpose(0, 1).contiguous()
 
 
 def unpack_nvfp4(data: Tensor, scales: Tensor) -> Tensor:
     """The numbers of such a matrix, its factor left out: fp32 [R, K]."""
     rows, columns = data.shape[0], data.shape[1] * 2
-    bits = torch.empty((rows, columns // BLOCK), dtype=torch.int32, device=data.device)
-    bits[:, blocks_of(columns, BLOCK, data.device)] = scales.transpose(0, 1).int()
-    size = torch.ldexp((bits & _HIDDEN - 1 | _HIDDEN).float(), (bits >> MANTISSA) - EXPONENT_BIAS - MANTISSA)
-    return (unpack_words(data, BLOCK).view(rows, -1, BLOCK) * size[..., None]).view(rows, columns)
+    bits = torch.empty((rows, columns // BLOCK), dtype=torch.uint8, device=data.device)
+    bits[:, blocks_of(columns, BLOCK, data.device)] = scales.transpose(0, 1)
+    return (unpack_words(data, BLOCK).view(rows, -1, BLOCK) * widened_scales(bits)[..., None]).view(rows, columns)
 
 
 def quantize_nvfp4(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,13 +58,3 @@ def quantize_nvfp4(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     exact = (scale.float() * factor).unsqueeze(-1)
     codes = nearest_e2m1(torch.where(exact > 0, parts / exact, 0.0))
     return pack_rows(codes.flatten(1), 4), scale.view(torch.uint8), factor
-
-
-def _widened(size: Tensor) -> Tensor:
-    """Bits of e4m3 without signs → five bits of exponent and three of mantissa, none below the least; 0 is 0."""
-    exponent, mantissa = size >> MANTISSA, size & _HIDDEN - 1
-    # Below the least exponent the first bit of the mantissa is the number's.
-    drop = torch.where(mantissa >= 4, 1, torch.where(mantissa >= 2, 2, 3)).to(torch.uint8)
-    below = _MORE_BIAS + 1 - drop << MANTISSA | mantissa << drop & _HIDDEN - 1
-    normal = exponent + _MORE_BIAS << MANTISSA | mantissa
-    return torch.where(exponent > 0, normal, torch.where(mantissa > 0, below, 0)).to(torch.uint8)

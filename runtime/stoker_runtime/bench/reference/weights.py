@@ -22,14 +22,21 @@ from stoker_kernels.quant import (
     Fp4Weight,
     Int8Weight,
     IntegerWeight,
+    Layout,
     LinearWeight,
 )
 from stoker_runtime.bench.reference.planes import plane_rows, plane_values
 
 LARGEST_FP8 = 448.0  # of e4m3
 FP8_BLOCK = 128
-FRAGMENT = (4, 8, 4, 4, 2, 2, 2)
-"""Half bytes of a 64 × 64 block in their order, slowest first: t, q, c, s, e, p, h (integer_gemm/csrc)."""
+FRAGMENTS = {
+    "half bytes": {"t": 4, "q": 8, "c": 4, "s": 4, "e": 2, "p": 2, "h": 2},
+    "bytes": {"i": 2, "t": 4, "q": 8, "c": 4, "s": 2, "p": 2, "e": 2, "h": 2},
+    "half words": {"t": 4, "q": 8, "c": 4, "s": 4, "e": 2},
+}
+"""What a 64 × 64 block has in its order, slowest first (fragment_gemm/csrc): row 8q + 2t + h, column 32i + 16s + 8p +
+2c + e, of half bytes and half words 16s + 8p + 2c + e.
+"""
 
 
 def values_of(weight: Tensor | AnyWeight) -> Tensor:
@@ -132,9 +139,10 @@ def _integers(weight: IntegerWeight) -> Tensor:
     rows, columns = weight.out_features, weight.in_features
     device, dtype = weight.data.device, weight.scale.dtype
     row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None, :]
-    if weight.layout == "pairs":  # gate and up in turn
-        row = row % (rows // 2) * 2 + row // (rows // 2)
-    at = row * columns + column if weight.layout == "rows" else _fragment_place(row, column, columns)
+    row = _stored(row, rows, weight.layout)
+    at = row * columns + column
+    if weight.layout != "rows":
+        at = _fragment_place(row, column, columns, "half bytes" if weight.bits == 4 else "bytes")
     per_byte = 8 // weight.bits
     byte = weight.data.flatten()[at // per_byte].int()
     codes = byte >> (at % per_byte) * weight.bits & (1 << weight.bits) - 1
@@ -148,6 +156,8 @@ def _integers(weight: IntegerWeight) -> Tensor:
 
 def _fp4(weight: Fp4Weight) -> Tensor:
     """e2m1 by its bits (sign, two of exponent, one of mantissa) times the scales of block and row."""
+    if weight.layout != "rows":
+        return _fp4_fragments(weight)
     rows, columns = weight.out_features, weight.in_features
     at = torch.arange(rows * columns, device=weight.data.device)
     code = weight.data.flatten()[at // 2].int() >> at % 2 * 4 & 15
@@ -160,6 +170,38 @@ def _fp4(weight: Fp4Weight) -> Tensor:
     return values * spread if weight.factor is None else values * spread * weight.factor[:, None]
 
 
+def _fp4_fragments(weight: Fp4Weight) -> Tensor:
+    """The same of fragments: bits of half words, and scales of NVFP4 with five bits of exponent and ten."""
+    rows, columns, device = weight.out_features, weight.in_features, weight.data.device
+    row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None, :]
+    row = _stored(row, rows, weight.layout)
+    byte = 2 * _fragment_place(row, column, columns, "half words")
+    data = weight.data.flatten()
+    half = data[byte].int() | data[byte + 1].int() << 8
+    number = _placed_float(half, row % 2 + 2 * (column // 8 % 2))
+    bits = weight.scale.int()[column[0] // (columns // weight.scale.shape[0])].t()[row[:, 0]]
+    if weight.factor is None:
+        return torch.ldexp(number, bits - 127)
+    return torch.ldexp(number * (1.0 + (bits & 7) / 8), (bits >> 3) - 10) * weight.factor[row]
+
+
+def _placed_float(half: Tensor, field: Tensor) -> Tensor:
+    """The number of one of four fields of a half word, whose bits lie where bf16 has its own, moved down by three a
+    field, and of the last one where there is room.
+    """
+    plain, last = half << 3 * field, field == 3
+    sign = torch.where(last, half >> 14, plain >> 15) & 1
+    exponent = torch.where(last, half >> 10, plain >> 7) & 3
+    mantissa = torch.where(last, half >> 13, plain >> 6) & 1
+    number = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
+    return torch.where(sign == 1, -number, number)
+
+
+def _stored(row: Tensor, rows: int, layout: Layout) -> Tensor:
+    """Where a row of `rows` rests: in "pairs" gate and up in turn."""
+    return row % (rows // 2) * 2 + row // (rows // 2) if layout == "pairs" else row
+
+
 def fp4_expert_values(data: Tensor, scale: Tensor, factor: Tensor | None) -> Tensor:
     """fp32 `[rows, K]` of an expert in MXFP4, or with a `factor` a row in NVFP4, as the kernels have it rest, number by
     number: the step of a column, its place in it, and the bits of that place's half word.
@@ -168,15 +210,9 @@ def fp4_expert_values(data: Tensor, scale: Tensor, factor: Tensor | None) -> Ten
     place, word = _places(start, size)
     byte = start // 2 + word * 4 + place % 2 * 2
     half = data[:, byte].int() | data[:, byte + 1].int() << 8
-    field = place // 2
-    plain = half << 3 * field
-    last = field == 3
-    sign = torch.where(last, half >> 14, plain >> 15) & 1
-    exponent = torch.where(last, half >> 10, plain >> 7) & 3
-    mantissa = torch.where(last, half >> 13, plain >> 6) & 1
-    number = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
+    number = _placed_float(half, (place // 2).expand_as(half))
     step = torch.cumsum(torch.diff(start, prepend=start[:1]) > 0, 0)
-    number, bits = torch.where(sign == 1, -number, number), scale.int()[step, :, place].t()
+    bits = scale.int()[step, :, place].t()
     if factor is None:
         return torch.ldexp(number, bits - 94 - 127)
     return torch.ldexp(number * (1.0 + (bits & 7) / 8), (bits >> 3) - 10) * factor[:, None]
@@ -220,13 +256,13 @@ def _places(start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     return within // (size // 8), within % (size // 8)
 
 
-def _fragment_place(row: Tensor, column: Tensor, columns: int) -> Tensor:
-    """Where the half byte of a row and a column lies: row 8q + 2t + h, column 16s + 8p + 2c + e of its block."""
+def _fragment_place(row: Tensor, column: Tensor, columns: int, unit: str) -> Tensor:
+    """Where what a row and a column have lies, counted in units of FRAGMENTS."""
     part = {
-        "t": row // 2 % 4, "q": row // 8 % 8, "c": column // 2 % 4, "s": column // 16 % 4,
+        "t": row // 2 % 4, "q": row // 8 % 8, "c": column // 2 % 4, "i": column // 32 % 2, "s": column // 16 % 4,
         "e": column % 2, "p": column // 8 % 2, "h": row % 2,
     }  # fmt: skip
     place = row // 64 * (columns // 64) + column // 64
-    for name, size in zip(part, FRAGMENT, strict=True):
-        place = place * size + part[name]
+    for name, size in FRAGMENTS[unit].items():
+        place = place * size + part[name] % size
     return place

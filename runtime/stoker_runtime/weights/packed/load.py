@@ -249,8 +249,11 @@ def _store(
     if isinstance(checkpoint, Fp4Checkpoint):
         floats = [fp4_files.unpack(checkpoint, tensors) for tensors in read]
         floats = floats if order is None else [fp4_files.in_order(floats, order)]
-        for row, each in zip(rows, floats, strict=True):
-            arena.store_fp4(name, row, each.data, each.scale, each.factor)
+        try:
+            for row, each in zip(rows, floats, strict=True):
+                arena.store_fp4(name, row, each.data, each.scale, each.factor)
+        except ValueError as error:
+            raise ModelError(f"{' or '.join(route.module for route in routes)} {error}.") from error
         return
     pieces = list(_unpacked(arena.spec, name, routes, read))
     if isinstance(experts, IntegerExperts):

@@ -1,4 +1,4 @@
-"""Gate and up in four bits of many tokens: a weight that was dequantized just now is never asked for too early."""
+"""Gate and up in fragments of many tokens: a weight that was dequantized just now is never asked for too early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kernels.integer_gemm.test_integer_gemm import random_weight
 
-from stoker_kernels.gemm import gated, gated_integers, table, tiles
+from stoker_kernels.gemm import gated, gated_fragments, table, tiles
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import pdl
@@ -23,8 +23,8 @@ def test_what_was_dequantized_just_now_meets_a_plain_launch(
     columns, rows, went = 128 * random.randint(1, 3), 32 * random.randint(2, 6), []
     dense, x = torch.randn(rows, columns).bfloat16(), torch.randn(random.randint(3, 40), columns).bfloat16()
     weight, _ = random_weight(rows, columns, 4, 32)
-    monkeypatch.setattr(gated_integers, "silu_mul_pairs", lambda *_: None)
-    monkeypatch.setattr(gated_integers, "scratch", lambda *_: dense)
+    monkeypatch.setattr(gated_fragments.fragment_gemm, "silu_mul_pairs", lambda *_: None)
+    monkeypatch.setattr(gated_fragments.fragment_gemm, "dense", lambda *_: dense)
     monkeypatch.setattr(table, "gated_tile", lambda *_: tile)
 
     def launch(tile: Any, o: Operands, *, pdl: bool) -> None:
@@ -43,7 +43,7 @@ def test_what_was_dequantized_just_now_meets_a_plain_launch(
     object.__setattr__(weight, "layout", "pairs")
     pdl.enable_pdl(True)
     try:
-        got = gated_integers.own(x, weight)
+        got = gated_fragments.own(x, weight)
     finally:
         pdl.enable_pdl(False)
     gate, up = (x.double() @ dense.double().t()).chunk(2, dim=1)

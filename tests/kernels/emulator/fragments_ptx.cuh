@@ -1,4 +1,4 @@
-// The functions of csrc/int4_ptx.cuh, done by the emulator after PTX's definitions.
+// The functions of csrc/fragments_ptx.cuh, done by the emulator after PTX's definitions.
 #pragma once
 #include "ptx.cuh"
 

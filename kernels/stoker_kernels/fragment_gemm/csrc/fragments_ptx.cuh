@@ -1,4 +1,4 @@
-// Names for the PTX that kernels of four-bit weights use beside ptx.cuh.
+// Names for the PTX that kernels of weights in fragments use beside ptx.cuh.
 #pragma once
 #include "ptx.cuh"
 

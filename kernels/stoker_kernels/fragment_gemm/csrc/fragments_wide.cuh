@@ -1,4 +1,4 @@
-// y = x · Wᵀ for four-bit weights and more tokens than a few, by wgmma with the weight from registers.
+// y = x · Wᵀ for weights in fragments and more tokens than a few, by wgmma with the weight from registers.
 //
 // A CTA has ROWS weight rows, strips of 64, and TOKENS tokens: GROUPS warpgroups multiply, the first FULL of them STRIPS
 // strips and the others one less. Another warpgroup streams x by TMA, codes, scales and zero points by bulk copies into a
@@ -9,7 +9,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "int4_fragments.cuh"
+#include "fragments.cuh"
 #include "wgmma.cuh"
 
 namespace stoker {
@@ -17,15 +17,16 @@ namespace stoker {
 // The upper half of wgmma_descriptor: a step along K changes the lower one alone.
 constexpr uint64_t DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
 
-template <int TOKENS_, int GROUPS_, int STRIPS_, int FULL_, int STAGES_, int REGISTERS_, int REST_, bool SMALL_>
-struct Wide4 {
+template <class N_, int TOKENS_, int GROUPS_, int STRIPS_, int FULL_, int STAGES_, int REGISTERS_, int REST_>
+struct Wide {
+  using N = N_;
   static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, FULL = FULL_, STAGES = STAGES_;
   static constexpr int REGISTERS = REGISTERS_, REST = REST_;  // of a thread that multiplies STRIPS, and one less
-  static constexpr bool SMALL = SMALL_;  // groups of less than a block of columns
   static constexpr int ALL_STRIPS = STRIPS * FULL + (STRIPS - 1) * (GROUPS - FULL), ROWS = ALL_STRIPS * BLOCK_ROWS;
-  static constexpr int SETS = SMALL ? STEPS : 1, CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;
-  static constexpr int X_BYTES = TOKENS * 128, STRIP_BYTES = BLOCK_ROWS * BLOCK_COLUMNS / 2;
-  static constexpr int CODE_BYTES = ALL_STRIPS * STRIP_BYTES, SCALE_BYTES = SETS * ROWS * 2, ZERO_BYTES = SETS * ROWS;
+  static constexpr int SETS = N::SETS, CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;
+  static constexpr int X_BYTES = TOKENS * 128, PIECE_BYTES = TILES * 32 * 16, STRIP_BYTES = N::PIECES * PIECE_BYTES;
+  static constexpr int CODE_BYTES = ALL_STRIPS * STRIP_BYTES;
+  static constexpr int SCALE_BYTES = SETS * ROWS * N::SCALE_BYTES, ZERO_BYTES = SETS * ROWS * N::ZERO_BYTES;
   static constexpr int CODES_AT = X_BYTES, SCALE_AT = CODES_AT + CODE_BYTES, ZERO_AT = SCALE_AT + SCALE_BYTES;  // of a stage
   static constexpr int STAGE_BYTES = (ZERO_AT + ZERO_BYTES + 1023) / 1024 * 1024;
   static constexpr int SUM_BYTES = ROWS * TOKENS * 4, RING_BYTES = STAGES * STAGE_BYTES;
@@ -33,13 +34,13 @@ struct Wide4 {
   static constexpr int STAGING_BYTES = TOKENS * BLOCK_ROWS * 2;
 };
 
-// [stages of x, codes, scales, zeros]; then each group's staging, then barriers. `sm90_int4.py` reserves as much.
+// [stages of x, codes, scales, zeros]; then each group's staging, then barriers. `tiles.py` reserves as much.
 template <class C>
-struct Wide4Ring {
+struct WideRing {
   uint32_t base, full, empty;
   unsigned char* pointer;
 
-  __device__ explicit Wide4Ring(unsigned char* raw) {
+  __device__ explicit WideRing(unsigned char* raw) {
     const uint32_t start = shared_address(raw);
     base = (start + 1023) & ~1023u;
     pointer = raw + (base - start);
@@ -52,10 +53,10 @@ struct Wide4Ring {
 
 // The tiles of a CTA, and the blocks of columns of each that are its own.
 template <class C>
-struct Wide4Work {
+struct WideWork {
   int token_tiles, tiles, rank, first, step, begin, end;
 
-  __device__ explicit Wide4Work(const Int4Arguments& p) {
+  __device__ explicit WideWork(const FragmentArguments& p) {
     token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
     tiles = (p.n + C::ROWS - 1) / C::ROWS * token_tiles;
     rank = blockIdx.x % p.split, first = blockIdx.x / p.split, step = gridDim.x / p.split;
@@ -72,8 +73,8 @@ struct Wide4Work {
 constexpr int CODE_WARPS = 3;
 
 template <class C>
-__device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const Int4Arguments& p, const Wide4Ring<C>& ring,
-                                          const Wide4Work<C>& work) {
+__device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const FragmentArguments& p, const WideRing<C>& ring,
+                                          const WideWork<C>& work) {
   const uint64_t keep = policy_evict_last();
   int stage = 0;
   uint32_t parity = 1;  // of the release that allows a stage's next use
@@ -81,7 +82,8 @@ __device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const Int4Ar
   proxy_fence_async_global();
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
     const int rows = min(C::ROWS, p.n - work.row(tile)), token = work.token(tile);
-    const int bytes = C::X_BYTES + rows * (BLOCK_COLUMNS / 2) + C::SETS * rows * (p.zero == nullptr ? 2 : 3);
+    const int each = C::N::SCALE_BYTES + (p.zero == nullptr ? 0 : C::N::ZERO_BYTES);
+    const int bytes = C::X_BYTES + rows / BLOCK_ROWS * C::STRIP_BYTES + C::SETS * rows * each;
     for (int block = work.begin; block < work.end; block++) {
       mbarrier_wait(ring.empty + 8 * stage, parity);
       mbarrier_arrive_expect(ring.full + 8 * stage, bytes);
@@ -92,8 +94,8 @@ __device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const Int4Ar
 }
 
 template <class C>
-__device__ __forceinline__ void produce_weights(const Int4Arguments& p, const Wide4Ring<C>& ring,
-                                                const Wide4Work<C>& work, int strip) {
+__device__ __forceinline__ void produce_weights(const FragmentArguments& p, const WideRing<C>& ring,
+                                                const WideWork<C>& work, int strip) {
   static_assert(C::ALL_STRIPS <= 2 * CODE_WARPS);
   const uint64_t once = policy_evict_first(), keep = policy_evict_last();
   const int64_t strip_bytes = static_cast<int64_t>(p.k / BLOCK_COLUMNS) * C::STRIP_BYTES;  // of a whole row of blocks
@@ -115,9 +117,11 @@ __device__ __forceinline__ void produce_weights(const Int4Arguments& p, const Wi
       if (strip == CODE_WARPS - 1) {
 #pragma unroll 1
         for (int g = 0; g < C::SETS; g++) {
-          const int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + row;
-          bulk_load(to + C::SCALE_AT + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
-          if (p.zero != nullptr) bulk_load(to + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
+          constexpr int EACH = C::N::SCALE_BYTES;
+          const int64_t place = group_at(p, block * STEPS + step_of_set<typename C::N>(g)) + row;
+          bulk_load(to + C::SCALE_AT + g * C::ROWS * EACH, p.scale + place * EACH, rows * EACH, full, keep);
+          if (C::N::ZERO_BYTES > 0 && p.zero != nullptr)
+            bulk_load(to + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
         }
       }
       codes += C::STRIP_BYTES;
@@ -129,28 +133,49 @@ __device__ __forceinline__ void produce_weights(const Int4Arguments& p, const Wi
 // A thread's part of a strip's block: its codes, and the scales of its two rows in each group.
 template <class C>
 struct StripBlock {
-  uint4 codes;
+  using N = typename C::N;
+  uint4 codes[N::PIECES];
   uint32_t scale[C::SETS], zero[C::SETS];
 
   // `stage`, and the thread's places within its parts for codes, scales and zero points.
   __device__ __forceinline__ StripBlock(const unsigned char* stage, int code, int row) {
-    codes = *reinterpret_cast<const uint4*>(stage + C::CODES_AT + code);
+#pragma unroll
+    for (int piece = 0; piece < N::PIECES; piece++)
+      codes[piece] = *reinterpret_cast<const uint4*>(stage + C::CODES_AT + piece * C::PIECE_BYTES + code);
 #pragma unroll
     for (int g = 0; g < C::SETS; g++) {
-      scale[g] = *reinterpret_cast<const uint32_t*>(stage + C::SCALE_AT + (g * C::ROWS + row) * 2);
-      zero[g] = *reinterpret_cast<const uint16_t*>(stage + C::ZERO_AT + g * C::ROWS + row);
+      const unsigned char* scales = stage + C::SCALE_AT + (g * C::ROWS + row) * N::SCALE_BYTES;
+      if constexpr (N::SCALE_BYTES == 2) {
+        scale[g] = *reinterpret_cast<const uint32_t*>(scales);
+      } else {
+        scale[g] = *reinterpret_cast<const uint16_t*>(scales);
+      }
+      zero[g] = 0;
+      if constexpr (N::ZERO_BYTES > 0) zero[g] = *reinterpret_cast<const uint16_t*>(stage + C::ZERO_AT + g * C::ROWS + row);
     }
   }
   // Step `s` in bf16.
   __device__ __forceinline__ void unpack_step(int s, uint32_t (&a)[4]) const {
-    const int g = C::SMALL ? s : 0;
-    unpack(word_of(codes, s), RowScale(scale[g], zero[g]), a);
+    constexpr int PIECE_STEPS = STEPS / N::PIECES;
+    const int g = s * C::SETS / STEPS;
+    N::unpack(codes[s / PIECE_STEPS], s % PIECE_STEPS, typename N::Scales(scale[g], zero[g]), a);
   }
 };
 
+// A thread's sums of two rows and two tokens each, whole.
+template <class C>
+__device__ __forceinline__ void bring_to_unit(float (&v)[4], float2 unit) {
+  if constexpr (C::N::FACTORS || C::N::UNIT != 1.f) v[0] *= unit.x, v[1] *= unit.x, v[2] *= unit.y, v[3] *= unit.y;
+}
+
+template <class C>
+__device__ __forceinline__ float2 units_of(const FragmentArguments& p, int row) {
+  return make_float2(unit_of<typename C::N>(p, row), unit_of<typename C::N>(p, row + 1));
+}
+
 // All blocks of one tile into `sums`; stages are given back to the producer.
 template <class C, int STRIPS>
-__device__ __forceinline__ void multiply_tile(const Wide4Ring<C>& ring, const Wide4Work<C>& work, int first_strip,
+__device__ __forceinline__ void multiply_tile(const WideRing<C>& ring, const WideWork<C>& work, int first_strip,
                                               int& stage, uint32_t& parity, float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int code = first_strip * C::STRIP_BYTES + threadIdx.x % 128 * 16, row = first_strip * BLOCK_ROWS + lane / 4 * 8 + warp * 2;
@@ -215,7 +240,7 @@ __device__ __forceinline__ void stage_eight(unsigned char* staging, int eight, c
 
 // Staged tokens whose eight is `rank`, modulo `split`, to the result: 16 bytes a thread.
 template <int MODE, int TOKENS>
-__device__ __forceinline__ void store_staged(const Int4Arguments& p, const unsigned char* staging, int row, int token0,
+__device__ __forceinline__ void store_staged(const FragmentArguments& p, const unsigned char* staging, int row, int token0,
                                              int rank) {
   const int t = threadIdx.x % 128, c = t / 8 / 2 % 4, turn = turn_of<MODE>(c);
   int column = row + t % 8 * 8;
@@ -233,7 +258,7 @@ __device__ __forceinline__ void store_staged(const Int4Arguments& p, const unsig
 }
 
 template <class C, int STRIPS, int MODE>
-__device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+__device__ __forceinline__ void store_tile(const FragmentArguments& p, const WideRing<C>& ring, const WideWork<C>& work,
                                            int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   unsigned char* staging = ring.staging(group);
@@ -241,10 +266,12 @@ __device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ri
   for (int s = 0; s < STRIPS; s++) {
     const int row = work.row(tile) + (first_strip + s) * BLOCK_ROWS;
     const float2 bias = bias_of(p, row + lane / 4 * 8 + warp * 2);
+    const float2 unit = units_of<C>(p, row + lane / 4 * 8 + warp * 2);
     named_barrier(1 + group, 128);
 #pragma unroll
     for (int j = 0; j < C::TOKENS / 8; j++) {
-      const float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
+      float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
+      bring_to_unit<C>(v, unit);
       stage_eight<MODE>(staging, j, v, bias);
     }
     named_barrier(1 + group, 128);
@@ -254,7 +281,7 @@ __device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ri
 
 // The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
 template <class C, int STRIPS, int MODE>
-__device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+__device__ __forceinline__ void sum_tile(const FragmentArguments& p, const WideRing<C>& ring, const WideWork<C>& work,
                                          int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   constexpr int EIGHTS = C::TOKENS / 8;
@@ -271,6 +298,7 @@ __device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring
   for (int s = 0; s < STRIPS; s++) {
     const int row = work.row(tile) + (first_strip + s) * BLOCK_ROWS;
     const float2 bias = bias_of(p, row + lane / 4 * 8 + warp * 2);
+    const float2 unit = units_of<C>(p, row + lane / 4 * 8 + warp * 2);
     named_barrier(1 + group, 128);
 #pragma unroll 1
     for (int j = work.rank; j < EIGHTS; j += p.split) {
@@ -281,7 +309,8 @@ __device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring
         part[peer] = peer < p.split ? read_peer(from, peer) : make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
       for (int peer = 1; peer < 8; peer++) add(part[0], part[peer]);
-      const float v[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
+      float v[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
+      bring_to_unit<C>(v, unit);
       stage_eight<MODE>(ring.staging(group), j, v, bias);
     }
     named_barrier(1 + group, 128);
@@ -291,14 +320,14 @@ __device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring
 }
 
 template <class C, int STRIPS, int MODE>
-__device__ __forceinline__ void finish(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work, int tile,
+__device__ __forceinline__ void finish(const FragmentArguments& p, const WideRing<C>& ring, const WideWork<C>& work, int tile,
                                        int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
   if (p.split > 1) return sum_tile<C, STRIPS, MODE>(p, ring, work, tile, first_strip, sums);
   store_tile<C, STRIPS, MODE>(p, ring, work, tile, first_strip, sums);
 }
 
 template <class C, int STRIPS>
-__device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+__device__ __forceinline__ void consume(const FragmentArguments& p, const WideRing<C>& ring, const WideWork<C>& work,
                                         int first_strip) {
   float sums[STRIPS][C::TOKENS / 2];
   int stage = 0;
@@ -316,10 +345,10 @@ __device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<
 }
 
 template <class C>
-__device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Arguments& p) {
+__device__ __forceinline__ void fragments_wide(const CUtensorMap& x_map, const FragmentArguments& p) {
   extern __shared__ unsigned char raw[];
-  const Wide4Ring<C> ring(raw);
-  const Wide4Work<C> work(p);
+  const WideRing<C> ring(raw);
+  const WideWork<C> work(p);
   const int group = threadIdx.x / 128;
   if (threadIdx.x == C::CONSUMERS) {
     tensor_map_prefetch(&x_map);
@@ -329,10 +358,12 @@ __device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Ar
     }
     mbarrier_init_fence();
   }
-  if (p.zero == nullptr) {  // no copy comes to their places
-    for (int at = threadIdx.x; at < C::STAGES * C::ZERO_BYTES / 4; at += C::THREADS)
-      *reinterpret_cast<uint32_t*>(ring.pointer + at / (C::ZERO_BYTES / 4) * C::STAGE_BYTES + C::ZERO_AT +
-                                   at % (C::ZERO_BYTES / 4) * 4) = 0x08080808u;
+  if constexpr (C::ZERO_BYTES > 0) {
+    if (p.zero == nullptr) {  // no copy comes to their places
+      for (int at = threadIdx.x; at < C::STAGES * C::ZERO_BYTES / 4; at += C::THREADS)
+        *reinterpret_cast<uint32_t*>(ring.pointer + at / (C::ZERO_BYTES / 4) * C::STAGE_BYTES + C::ZERO_AT +
+                                     at % (C::ZERO_BYTES / 4) * 4) = C::N::MIDDLE;
+    }
   }
   __syncthreads();
   launch_dependents();
