@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -58,6 +59,17 @@ def watched_stream(server: Running) -> Iterator[list[float]]:
     gaps.sort()
 
 
+@contextmanager
+def frozen() -> Iterator[None]:
+    """What is there by now is no matter of the collector of garbage, as in a server once it is ready."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def worst_wait(server: Running, path: str, raw: bytes) -> tuple[httpx.Response, float, float]:
     """What a body is answered, the slowest `/health` meanwhile, and the longest gap of another stream, where there are.
     """
@@ -68,7 +80,7 @@ def worst_wait(server: Running, path: str, raw: bytes) -> tuple[httpx.Response, 
         answers.append(httpx.post(server.url + path, content=raw, headers=json_, timeout=120))
 
     pools = server.state.service is not None and server.state.service.pooling is not None
-    with nullcontext([0.0]) if pools else watched_stream(server) as gaps:
+    with frozen(), nullcontext([0.0]) if pools else watched_stream(server) as gaps:
         slowest = longest_gap(ask, lambda: CLIENT.get(f"{server.url}/health"))
     return answers[0], slowest, gaps[-1]
 

@@ -31,6 +31,11 @@ class Later:
     make: Callable[[], Any]
 
 
+def made_now(value: Any) -> Any:
+    """What `value` stands for, where it is to be made later."""
+    return value.make() if isinstance(value, Later) else value
+
+
 def _made(value: Any) -> Any:
     if isinstance(value, Later):
         return value.make()

@@ -31,7 +31,7 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import Asked, asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import json_answer
+from stoker_runtime.api.http.answers import Later, json_answer
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_line, json_text
@@ -189,7 +189,9 @@ class ChatFormat:
             "usage": usage(generation),
         }
         if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self._logprobs.prompt(prompt.ids, merged[0].prompt_logprobs)
+            answer["prompt_logprobs"] = Later(
+                partial(self._logprobs.prompt, prompt.ids, merged[0].prompt_logprobs)
+            )
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = list(prompt.ids)
         if self.body.return_prompt_text:
@@ -211,7 +213,7 @@ class ChatFormat:
         choice: dict[str, Any] = {
             "index": delta.index,
             "message": message,
-            "logprobs": self.logprobs(delta),
+            "logprobs": Later(partial(self.logprobs, delta)) if self.body.logprobs else None,
             "finish_reason": finish_reason(delta, called),
             "stop_reason": delta.stop_reason,
         }

@@ -23,7 +23,7 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import json_answer
+from stoker_runtime.api.http.answers import Later, json_answer
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_text
 from stoker_runtime.api.openai.logprobs import LogprobFormat, answer_size
@@ -123,14 +123,15 @@ class CompletionFormat:
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": self.text(delta, prompt, first=True),
-            "logprobs": self.logprobs(delta, prompt, 0, first=True),
+            "logprobs": None
+            if body.logprobs is None
+            else Later(partial(self.logprobs, delta, prompt, 0, first=True)),
             "finish_reason": "length" if self.silent else delta.finish,
             "stop_reason": None if self.silent else delta.stop_reason,
         }
         if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._logprobs.prompt(
-                prompt.ids, _narrow(delta.prompt_logprobs, body.prompt_logprobs)
-            )
+            narrow = _narrow(delta.prompt_logprobs, body.prompt_logprobs)
+            choice["prompt_logprobs"] = Later(partial(self._logprobs.prompt, prompt.ids, narrow))
         if body.return_token_ids:
             choice |= {"prompt_token_ids": list(prompt.ids), "token_ids": list(self._tokens(delta))}
         return choice
