@@ -11,15 +11,18 @@ import logging
 from typing import Any
 
 FORM = "%(asctime)s %(levelname)s %(name)s %(message)s"
-# What ends a line, moves a terminal's cursor, or turns the direction of what follows.
-_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
-_ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escaped(text: str) -> str:
-    """`text` on one line, its control characters as they are written in a program."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
+    """`text` on one line: what ends one, moves a cursor, turns a direction or cannot be seen as programs write it."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    width = "x02" if code < 0x100 else "u04" if code < 0x10000 else "U08"
+    return _ESCAPES.get(character) or f"\\{width[0]}{code:{width[1:]}x}"
 
 
 class LineFormatter(logging.Formatter):

@@ -9,9 +9,11 @@ Knows nothing of pages, slots or kernels.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from numbers import Integral, Real
 
 from stoker_runtime.errors import RequestError
@@ -344,3 +346,28 @@ class EngineStats:
     """Seconds since the newest step ended while another is awaited: as long as its slowest rank takes. Whoever waits
     knows it; the engine says 0.
     """
+
+
+Ids = tuple[int, ...]
+_packed: tuple[Ids, bytes] = ((), b"")
+
+
+def packed(ids: Ids) -> bytes:
+    """A prompt as 32-bit numbers of this machine; that of one request's choices, which come one after the other, once.
+
+    Raises TypeError or OverflowError for what is no such number.
+    """
+    global _packed
+    before, found = _packed
+    if ids is not before:
+        found = array("i", ids).tobytes()
+        _packed = (ids, found)
+    return found
+
+
+@lru_cache(maxsize=1)
+def unpacked(data: bytes) -> Ids:
+    """What `packed` packed: for the choices of one request one tuple. Raises TypeError or ValueError for other data."""
+    ids = array("i")
+    ids.frombytes(data)
+    return tuple(ids)

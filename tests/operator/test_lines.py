@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import sys
 
@@ -27,6 +28,15 @@ def test_control_characters_are_escaped() -> None:
     )
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING stoker_operator\.activator\.handler web", line)
     assert said("%s", "é 中 😀").endswith(" é 中 😀")
+
+
+def test_no_character_forges_anything() -> None:
+    """Of all that there are, lone halves of pairs included."""
+    seed = random.randrange(1 << 32)
+    pick = random.Random(seed)
+    for _ in range(200):
+        ends = [pick.choice((0x300, 0x2100, 0x110000)) for _ in range(40)]
+        assert said("%s", "".join(chr(pick.randrange(end)) for end in ends)).isprintable(), seed
 
 
 def test_a_traceback_is_indented() -> None:

@@ -127,7 +127,8 @@ def _batch_runner(state: ServerState, shelf: Shelf) -> BatchRunner:
         share = max(1, (stats.running + stats.waiting) // REQUESTS_A_LINE)
         return share if stats.waiting else config.batch_concurrency
 
-    return BatchRunner(Path(config.batch_dir), LineExecutor(state, shelf), room, config.batch_concurrency)
+    lines = LineExecutor(state, shelf)
+    return BatchRunner(Path(config.batch_dir), lines, room, config.batch_concurrency, config.max_body_bytes)
 
 
 def _rate_limiter(state: ServerState, keys: KeyRing, ledger: Ledger) -> RateLimiter:

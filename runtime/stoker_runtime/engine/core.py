@@ -64,6 +64,7 @@ from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 HEARTBEAT_SECONDS = 0.5
+READ_SECONDS = 0.01
 FAREWELL_MS = 2000
 """How long an ending process waits for its last messages to leave."""
 
@@ -120,7 +121,7 @@ class EngineCore:
             self._heartbeat()
 
     def _receive(self, *, wait: bool) -> None:
-        ready = self._socket.poll(int(HEARTBEAT_SECONDS * 1000) if wait else 0)
+        ready, until = self._socket.poll(int(HEARTBEAT_SECONDS * 1000) if wait else 0), time.monotonic() + READ_SECONDS
         while ready:
             identity, data = self._socket.recv_multipart()
             client = self._clients.get(identity) or self._meet(identity)
@@ -128,7 +129,7 @@ class EngineCore:
                 self._handle(client, decode(data))
             except Unreadable as error:
                 self._disregard(client, error)
-            ready = self._socket.poll(0)
+            ready = self._socket.poll(0) if time.monotonic() < until else 0
 
     def _disregard(self, client: Client, error: Unreadable) -> None:
         """No message ends the engine: what cannot be read is refused where it has a handle, and else dropped."""

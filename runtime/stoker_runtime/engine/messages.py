@@ -30,6 +30,8 @@ from stoker_runtime.request import (
     Request,
     SamplingParams,
     TokenLogprobs,
+    packed,
+    unpacked,
 )
 
 
@@ -323,7 +325,7 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
     constraint, pooling = request.params.constraint, request.pooling
     return (
         request.id,
-        array("i", request.prompt_token_ids).tobytes(),
+        packed(request.prompt_token_ids),
         tuple(getattr(request.params, name) for name in _PARAMS),
         request.arrival,
         request.priority,
@@ -338,14 +340,12 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
 
 def _request_from_wire(values: Sequence[Any]) -> Request:
     name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling, adapter = values
-    tokens = array("i")
-    tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
         known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
     pooled = None if pooling is None else PoolingParams(*pooling)
     asked = SamplingParams(**known)
-    return Request(name, tuple(tokens), asked, arrival, priority, cache_salt, family, session, pooled, adapter)
+    return Request(name, unpacked(prompt), asked, arrival, priority, cache_salt, family, session, pooled, adapter)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:

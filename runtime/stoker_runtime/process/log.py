@@ -14,16 +14,25 @@ import sys
 import time
 
 FIELDS = ("request_id",)
-# What ends a line, moves a terminal's cursor, or turns the direction of what follows.
-_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
-_ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
-_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _CONTROLS}
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escaped(text: str) -> str:
-    """`text` on one line, its control characters as they are written in a program."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
+    """`text` on one line: what ends one, moves a cursor, turns a direction or cannot be seen as programs write it."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    width = "x02" if code < 0x100 else "u04" if code < 0x10000 else "U08"
+    return _ESCAPES.get(character) or f"\\{width[0]}{code:{width[1:]}x}"
+
+
+def _escaped_json(text: str) -> str:
+    """A JSON text in which nothing is but what can be seen."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 class LineFormatter(logging.Formatter):
@@ -69,7 +78,7 @@ class JsonFormatter(logging.Formatter):
                 entry[field] = value
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False).translate(_JSON_ESCAPES)
+        return _escaped_json(json.dumps(entry, ensure_ascii=False))
 
 
 def set_up(level: str, as_json: bool = False, process: str = "") -> None:

@@ -20,6 +20,8 @@ from stoker_runtime.request import MAX_ADJUSTED, Request, SamplingParams
 MAX_PRIORITY = 1 << 53
 MAX_ARRIVAL = 1e15
 """Seconds. Orders are compared as fp64."""
+_checked: tuple[tuple[int, ...], int] = ((), 0)
+"""The prompt that was good last, and for how many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos
     prompt = request.prompt_token_ids
     if not prompt:
         raise RequestError("The prompt is empty; it needs at least one token.", param="prompt")
-    _check_ids("prompt", prompt, vocab_size)
+    _check_prompt(prompt, vocab_size)
     request.params.validate()
     if len(prompt) + min(1, request.params.max_tokens) > max_tokens:
         raise RequestError(
@@ -95,6 +97,14 @@ def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos
             code="context_length_exceeded",
         )
     _check_params(request.params, vocab_size, eos_ids)
+
+
+def _check_prompt(prompt: tuple[int, ...], vocab_size: int) -> None:
+    """As `_check_ids`, but once for the prompt that the choices of one request have."""
+    global _checked
+    if prompt is not _checked[0] or vocab_size != _checked[1]:
+        _check_ids("prompt", prompt, vocab_size)
+        _checked = (prompt, vocab_size)
 
 
 def _check_names(request: Request) -> None:

@@ -145,8 +145,10 @@ class Tokenizer:
         kinds: list[int] = found.type_ids
         excess = len(ids) - limit if limit is not None else 0
         if excess > 0:
-            order = sorted(range(len(ids)), key=lambda at: (found.sequence_ids[at] or 0, at))
-            texts = [at for at in order if found.sequence_ids[at] is not None]
+            # Read once: the library makes a new list each time.
+            parts: list[int | None] = found.sequence_ids
+            order = sorted(range(len(ids)), key=lambda at: (parts[at] or 0, at))
+            texts = [at for at in order if parts[at] is not None]
             dropped = set(texts[-excess:])
             kept = [at for at in range(len(ids)) if at not in dropped][:limit]
             ids, kinds = [ids[at] for at in kept], [kinds[at] for at in kept]

@@ -64,7 +64,7 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(lines, "write_all", write_half)
     with pytest.raises(StorageError, match="disk is full"):
         results.append("b", {"custom_id": "b"})
-    assert (tmp_path / "out.jsonl").read_text() == '{"custom_id": "a"}\n'
+    assert (tmp_path / "out.jsonl").read_text() == '{"custom_id":"a"}\n'
     assert results.done == {"a"}
     monkeypatch.undo()
     results.append("b", {"custom_id": "b"})

@@ -114,7 +114,7 @@ def test_servers_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_named() -> None:
     with pytest.raises(ConfigError, match="cannot use /proc/nothing"):
-        BatchRunner(Path("/proc/nothing"), nothing, lambda: 1, 1)
+        BatchRunner(Path("/proc/nothing"), nothing, lambda: 1, 1, 1 << 20)
 
 
 async def nothing(*_: object) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     place = tmp_path / "batches" / f"batch_{'0' * 32}"
     place.mkdir(parents=True)
     (place / "batch.json").write_text(content)
-    found = BatchRunner(tmp_path, nothing, lambda: 1, 1)
+    found = BatchRunner(tmp_path, nothing, lambda: 1, 1, 1 << 20)
     assert found.batches.records() == []
     assert "batch.json cannot be read" in caplog.text
 
@@ -147,5 +147,5 @@ def test_old_leftovers_are_removed(tmp_path: Path) -> None:
     for path in (old, new):
         path.write_text("x")
     os.utime(old, (1, 1))
-    BatchRunner(tmp_path, nothing, lambda: 1, 1)
+    BatchRunner(tmp_path, nothing, lambda: 1, 1, 1 << 20)
     assert [path.name for path in files.iterdir()] == [new.name]

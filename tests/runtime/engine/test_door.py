@@ -6,6 +6,8 @@ Over the real executor on the CPU, with a model that names an id beyond its voca
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.core import EngineCore, make_loop
+from stoker_runtime.engine.core import READ_SECONDS, EngineCore, make_loop
 from stoker_runtime.engine.messages import Add, Refused, Step, Stop, decode, encode
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import RequestError
@@ -184,6 +186,29 @@ def test_no_message_ends_the_engine(loop: StepLoop, alone: list[int], data: st.D
     odd = data.draw(st.sampled_from([msgpack.packb(wire), msgpack.packb(wire[:-1]), b"\xc1", b""]))
     script = answers(loop, [odd, encode(Add(1, GOOD))], {1})
     assert script.tokens(1) == alone
+
+
+class Slow(Script):
+    """A client whose every message takes a while to read, as those with long prompts do."""
+
+    steps_between = 0
+
+    def recv_multipart(self) -> tuple[bytes, bytes]:
+        time.sleep(READ_SECONDS * 0.4)
+        return super().recv_multipart()
+
+    def send_multipart(self, parts: tuple[bytes, bytes], flags: int) -> None:
+        super().send_multipart(parts, flags)
+        if self._sent and self.tokens(0):
+            self.steps_between += 1
+
+
+def test_what_runs_goes_on_while_many_requests_are_read(loop: StepLoop, alone: list[int]) -> None:
+    handles = range(random.randrange(40, 60))
+    script = Slow([encode(Add(handle, GOOD)) for handle in handles], set(handles))
+    EngineCore(loop, script).run()  # type: ignore[arg-type]
+    assert script.steps_between > 3
+    assert all(script.tokens(handle) == alone for handle in handles)
 
 
 def test_an_unreadable_request_is_refused_by_its_handle(loop: StepLoop) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.settings.parse import parse
 
 QWEN = build_spec(read_source("shape:qwen2.5-7b"))
 dispatch.ops()  # each is there once its folder is imported
@@ -114,6 +118,20 @@ def test_models_that_are_batch_invariant(
     config = EngineConfig(model="m", dtype="bfloat16", quantization=quantization, batch_invariant=True)
     kernel_names.refuse_variant(config, spec, torch.device(device))
     assert not dispatch.invariance_demanded(), "who asks demands nothing for good"
+
+
+def test_every_example_of_the_flag_names_what_there_is() -> None:
+    """Those of documents, and the one by which a wrong value is refused."""
+    root = Path(__file__).parents[3]
+    pages = [root / "README.md", root / "ARCHITECTURE.md", *root.glob("docs/**/*.md"), *root.glob("*/README.md")]
+    with pytest.raises(ConfigError) as wrong:
+        parse(["m", "--kernel", f"{random.randrange(10**6)}"], {})
+    texts = [wrong.value.message.replace("such as ", "--kernel "), *(page.read_text() for page in pages)]
+    found = [re.findall(r"--kernel ([a-z0-9_]+)=([a-z0-9_]+)", text) for text in texts]
+    assert found[0]
+    for op, name in {each for some in found for each in some} - {("op", "implementation"), ("op", "name")}:
+        assert op in dispatch.ops(), op
+        assert name in dispatch.implementations(op), (op, name)
 
 
 GPU = torch.device("cuda", 0)

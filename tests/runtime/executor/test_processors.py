@@ -42,6 +42,28 @@ def test_quota(tmp_path: Path, files: dict[str, str], own: str, processors: floa
     assert quota_processors(tmp_path / "fs", tmp_path / "own") == processors
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_least_quota_of_any_group_around_counts(tmp_path: Path, version: int) -> None:
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    for case in range(40):
+        root, names = tmp_path / str(case), [f"g{draw.randrange(9)}" for _ in range(draw.randrange(4))]
+        base = root / "cpu,cpuacct" if version == 1 else root
+        found: list[float] = []
+        for depth in range(len(names) + 1):
+            folder, period = base.joinpath(*names[:depth]), draw.randint(1000, 200_000)
+            quota = draw.choice((None, draw.randint(1000, 9_000_000)))
+            found += [] if quota is None else [quota / period]
+            if version == 1:
+                write(folder / "cpu.cfs_quota_us", f"{-1 if quota is None else quota}\n")
+                write(folder / "cpu.cfs_period_us", f"{period}\n")
+            else:
+                write(folder / "cpu.max", f"{'max' if quota is None else quota} {period}\n")
+        own = f"3:memory:/x\n7:cpu,cpuacct:/{'/'.join(names)}\n" if version == 1 else f"0::/{'/'.join(names)}\n"
+        write(root / "own", own)
+        assert quota_processors(root, root / "own") == min(found, default=None), seed
+
+
 def test_the_smallest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(5)
     for _ in range(50):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import sys
 
@@ -25,6 +26,20 @@ def test_a_record_is_one_printable_line(formatter: logging.Formatter) -> None:
     line = formatter.format(record(FORGED, request_id="r\n1"))
     assert line.isprintable()
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter(), LineFormatter("api 3"), JsonFormatter("api 3")])
+def test_no_character_forges_anything(formatter: logging.Formatter) -> None:
+    """Of all that there are, lone halves of pairs included."""
+    seed = random.randrange(1 << 32)
+    pick = random.Random(seed)
+    for _ in range(300):
+        ends = [pick.choice((0x300, 0x2100, 0x110000)) for _ in range(40)]
+        said = "".join(chr(pick.randrange(end)) for end in ends)
+        line = formatter.format(record(said, request_id=said[::-1]))
+        assert line.isprintable(), seed
+        if isinstance(formatter, JsonFormatter):
+            assert json.loads(line)["message"] == f"{said} asked", seed
 
 
 def test_what_was_said_can_be_read() -> None:

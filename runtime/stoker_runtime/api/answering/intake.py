@@ -7,13 +7,13 @@ Knows nothing of what bodies ask for.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from fastapi import Depends, Request
 
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http import reading
+from stoker_runtime.api.http.answers import written_as_it_is
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.caller import Caller, let_in
 from stoker_runtime.api.http.fields import Body, TimedBody
@@ -102,4 +102,4 @@ async def ask_within(payload: Any, model: type[B], state: ServerState, caller: C
 
 def raw_of(payload: Any) -> bytes:
     """`payload` as a client would send it."""
-    return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return written_as_it_is(payload)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from stoker_runtime.api.answering.streams import EventStream
+from stoker_runtime.api.http.answers import JsonAnswer
 from stoker_runtime.api.http.edge import direct
 from stoker_runtime.api.http.sse import Events, part
 from stoker_runtime.errors import StokerError
@@ -44,9 +45,9 @@ def renamed(names: Names) -> Iterator[None]:
 
 def whole(answer: Response) -> dict[str, Any]:
     """What a route answered that was not asked for a stream."""
-    if isinstance(answer, Events):
-        raise TypeError("A stream came where a whole answer was asked for.")
-    found: dict[str, Any] = json.loads(bytes(answer.body))
+    if not isinstance(answer, JsonAnswer):
+        raise TypeError("A whole answer was asked for, and something else came.")
+    found: dict[str, Any] = answer.content
     return found
 
 

@@ -34,8 +34,14 @@ RESULTS = {"output": "output_file_id", "errors": "error_file_id"}
 class BatchRunner:
     """What runs batches in one process. Use from one event loop; nothing runs before `start`."""
 
-    def __init__(self, folder: Path, execute: Execute, room: Callable[[], int], concurrency: int) -> None:
-        """Raises ConfigError when the folder cannot be used. `looked`: how often it looked for batches so far."""
+    def __init__(
+        self, folder: Path, execute: Execute, room: Callable[[], int], concurrency: int, line_bytes: int
+    ) -> None:
+        """Raises ConfigError when the folder cannot be used.
+
+        `line_bytes`: of the longest line. `looked`: how often it looked for batches so far.
+        """
+        self._line_bytes = line_bytes
         self.batches = BatchStore(folder / "batches")
         coming = {str(record.get(field)) for record in self.batches.unfinished() for field in RESULTS.values()}
         self.files = FileStore(folder / "files", coming)
@@ -124,7 +130,7 @@ class BatchRunner:
                 gone = {"code": "input_file_missing", "line": None, "message": "The file is gone.", "param": None}
                 await self._fail(record, [gone])
                 return
-            total, errors = await asyncio.to_thread(check_lines, path, record["endpoint"])
+            total, errors = await asyncio.to_thread(check_lines, path, record["endpoint"], self._line_bytes)
             if errors:
                 await self._fail(record, errors)
                 return
@@ -133,7 +139,7 @@ class BatchRunner:
         if record["status"] in ("in_progress", "cancelling"):
             paths = {kind: self._result_path(record["id"], kind) for kind in RESULTS}
             path = await asyncio.to_thread(self.files.path, record["input_file_id"])
-            work = BatchWork(record, path, paths, self._execute, self._turns)
+            work = BatchWork(record, path, paths, self._execute, self._turns, self._line_bytes)
             work.poll_seconds, work.retry_seconds = self.poll_seconds, self.retry_seconds
             record, ending = await work.run(self.batches)
             ids = {RESULTS[kind]: new_id(PREFIX) for kind, path in paths.items() if path.stat().st_size}

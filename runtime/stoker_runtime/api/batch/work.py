@@ -63,9 +63,21 @@ class Turns:
 
 
 class BatchWork:
-    """The work on one batch, whose requests stand in `path` and whose results go to `results`."""
+    """The work on one batch, whose requests stand in `path`, a line of at most `line_bytes` each.
 
-    def __init__(self, record: Record, path: Path, results: Mapping[str, Path], execute: Execute, turns: Turns) -> None:
+    Its results go to `results`.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        path: Path,
+        results: Mapping[str, Path],
+        execute: Execute,
+        turns: Turns,
+        line_bytes: int,
+    ) -> None:
+        self._line_bytes = line_bytes
         self.poll_seconds = POLL_SECONDS
         self.retry_seconds = RETRY_SECONDS
         self._record = record
@@ -120,8 +132,8 @@ class BatchWork:
     def _missing(self) -> Iterator[Line]:
         """The lines that have no result yet."""
         done = self._results["output"].done | self._results["errors"].done
-        for number, raw in raw_lines(self._path):
-            line = parse_line(number, raw, self._record["endpoint"])
+        for number, raw in raw_lines(self._path, self._line_bytes):
+            line = parse_line(number, raw, self._record["endpoint"], self._line_bytes)
             if line.custom_id not in done:
                 yield line
 

@@ -19,6 +19,14 @@ LARGE_BYTES = 16 * 1024
 _LANE = ThreadPoolExecutor(1, thread_name_prefix="aside")
 
 
+def in_turn(large: bool, work: Callable[[], T]) -> T:
+    """Do `work` for a thread that may wait: where it is `large`, in the one thread that does such work.
+
+    Never to be called by what runs in that thread.
+    """
+    return _LANE.submit(work).result() if large else work()
+
+
 async def aside(size: int, work: Callable[[], T]) -> T:
     """Do `work` on a body of `size` bytes; beside the loop where it is large."""
     if size <= LARGE_BYTES:

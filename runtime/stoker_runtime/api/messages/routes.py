@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from stoker_runtime.api.answering.intake import Ask, ReadBody, ask_within
 from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import JsonAnswer, json_answer
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import named_event
@@ -66,7 +66,7 @@ async def create_message(ask: Annotated[Ask[MessagesBody], Depends(ReadBody(Mess
         answer = await create_chat_completion(await ask_within(payload, ChatBody, state, caller, body.size))
     if body.stream:
         return TranslatedStream(streamed(answer), MessageEvents(builder))
-    return JsonAnswer(_whole(builder, whole(answer)))
+    return await json_answer(len(answer.body), lambda: _whole(builder, whole(answer)))
 
 
 def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]:

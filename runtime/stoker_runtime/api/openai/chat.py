@@ -31,13 +31,13 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import Asked, asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import Later, json_answer
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_line, json_text
 from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.openai.completions import finish_part
-from stoker_runtime.api.openai.logprobs import LogprobFormat
+from stoker_runtime.api.openai.logprobs import LogprobFormat, answer_size
 from stoker_runtime.api.openai.protocol import ChatBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.api.tools.forced_calls import forced_constraint, told
@@ -61,7 +61,7 @@ async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:
         deltas = await collect(caller.receive, generation)
-        return JsonAnswer(layout.whole(deltas, generation))
+        return await json_answer(layout.size(generation), lambda: layout.whole(deltas, generation))
 
 
 async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tuple[Work, ChatFormat]:
@@ -174,6 +174,11 @@ class ChatFormat:
         """What stands in every object of the answer."""
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
 
+    def size(self, generation: Answers) -> int:
+        """About how many bytes the whole answer has."""
+        body = self.body
+        return answer_size(generation, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs)
+
     def whole(self, deltas: Sequence[Delta], generation: Answers) -> dict[str, Any]:
         """The whole answer."""
         merged = merge(deltas, generation.work)
@@ -184,7 +189,9 @@ class ChatFormat:
             "usage": usage(generation),
         }
         if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self._logprobs.prompt(prompt.ids, merged[0].prompt_logprobs)
+            answer["prompt_logprobs"] = Later(
+                partial(self._logprobs.prompt, prompt.ids, merged[0].prompt_logprobs)
+            )
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = list(prompt.ids)
         if self.body.return_prompt_text:
@@ -206,7 +213,7 @@ class ChatFormat:
         choice: dict[str, Any] = {
             "index": delta.index,
             "message": message,
-            "logprobs": self.logprobs(delta),
+            "logprobs": Later(partial(self.logprobs, delta)) if self.body.logprobs else None,
             "finish_reason": finish_reason(delta, called),
             "stop_reason": delta.stop_reason,
         }

@@ -23,10 +23,10 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import Later, json_answer
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_text
-from stoker_runtime.api.openai.logprobs import LogprobFormat
+from stoker_runtime.api.openai.logprobs import LogprobFormat, answer_size
 from stoker_runtime.api.openai.protocol import CompletionBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.request import TokenLogprobs
@@ -48,7 +48,7 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
         return EventStream(state, service, work, partial(CompletionStream, layout))
     with state.generate(service, work) as generation:
         deltas = await collect(caller.receive, generation)
-        return JsonAnswer(layout.whole(deltas, generation))
+        return await json_answer(layout.size(generation), lambda: layout.whole(deltas, generation))
 
 
 async def completion_work(service: Service, body: CompletionBody) -> tuple[Work, int]:
@@ -94,6 +94,12 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer, bool(body.return_tokens_as_token_ids))
 
+    def size(self, generation: Answers) -> int:
+        """About how many bytes the whole answer has."""
+        body = self.body
+        echoed = body.logprobs if body.echo else None
+        return answer_size(generation, body.logprobs, body.prompt_logprobs if echoed is None else echoed)
+
     def whole(self, deltas: Sequence[Delta], generation: Answers) -> dict[str, Any]:
         """The whole answer."""
         prompts, keep = generation.work.prompts, generation.work.keep
@@ -117,14 +123,15 @@ class CompletionFormat:
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": self.text(delta, prompt, first=True),
-            "logprobs": self.logprobs(delta, prompt, 0, first=True),
+            "logprobs": None
+            if body.logprobs is None
+            else Later(partial(self.logprobs, delta, prompt, 0, first=True)),
             "finish_reason": "length" if self.silent else delta.finish,
             "stop_reason": None if self.silent else delta.stop_reason,
         }
         if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self._logprobs.prompt(
-                prompt.ids, _narrow(delta.prompt_logprobs, body.prompt_logprobs)
-            )
+            narrow = _narrow(delta.prompt_logprobs, body.prompt_logprobs)
+            choice["prompt_logprobs"] = Later(partial(self._logprobs.prompt, prompt.ids, narrow))
         if body.return_token_ids:
             choice |= {"prompt_token_ids": list(prompt.ids), "token_ids": list(self._tokens(delta))}
         return choice

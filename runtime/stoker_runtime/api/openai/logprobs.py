@@ -10,10 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stoker_runtime.api.generate.generation import Answers
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
+TOKEN_BYTES = 8
+"""Of the text of a token, and of the lists that hold it until an answer is whole."""
+LOGPROB_BYTES = 64
+
+
+def answer_size(generation: Answers, top: int | None, prompt_top: int | None) -> int:
+    """About how many bytes an answer has whose tokens come with `top` alternatives each, and its prompts' with others.
+
+    None: without log-probabilities.
+    """
+    own = TOKEN_BYTES + (0 if top is None else LOGPROB_BYTES * (top + 1))
+    prompts = 0 if prompt_top is None else LOGPROB_BYTES * (prompt_top + 1)
+    return generation.completion_tokens * own + generation.prompt_tokens * prompts
 
 
 class LogprobFormat:

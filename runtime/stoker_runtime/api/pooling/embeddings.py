@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from array import array
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import Later, json_answer
 from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, PoolingFields
@@ -38,11 +39,15 @@ async def create_embedding(ask: Annotated[Ask[EmbeddingBody], Depends(ReadBody(E
     if state.require_pooling()[1].task is not Task.EMBED:
         raise RequestError(f"The model `{model}` scores pairs of texts; it has no embeddings. Ask /v1/score.")
     vectors, answer = await _pooled(state, caller, body, pooling_id("embd", body))
-    data = [
-        {"index": at, "object": "embedding", "embedding": spelled(vector, body.encoding_format)}
-        for at, vector in enumerate(vectors)
-    ]
-    return JsonAnswer({**answer, "model": model, "data": data})
+
+    def whole() -> dict[str, Any]:
+        data = [
+            {"index": at, "object": "embedding", "embedding": Later(partial(spelled, vector, body.encoding_format))}
+            for at, vector in enumerate(vectors)
+        ]
+        return {**answer, "model": model, "data": data}
+
+    return await json_answer(sum(map(len, vectors)), whole)
 
 
 @router.post("/pooling")
@@ -54,11 +59,15 @@ async def create_pooling(ask: Annotated[Ask[PoolingBody], Depends(ReadBody(Pooli
     if body.task not in (None, task):
         raise RequestError(f"The model `{model}` has the task {task}, not {body.task}.", param="task")
     vectors, answer = await _pooled(state, caller, body, pooling_id("pool", body))
-    data = [
-        {"index": at, "object": "pooling", "data": spelled(vector, body.encoding_format)}
-        for at, vector in enumerate(vectors)
-    ]
-    return JsonAnswer({**answer, "model": model, "data": data})
+
+    def whole() -> dict[str, Any]:
+        data = [
+            {"index": at, "object": "pooling", "data": Later(partial(spelled, vector, body.encoding_format))}
+            for at, vector in enumerate(vectors)
+        ]
+        return {**answer, "model": model, "data": data}
+
+    return await json_answer(sum(map(len, vectors)), whole)
 
 
 async def _pooled(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 
 from starlette.types import Receive
 
@@ -29,6 +29,8 @@ from stoker_runtime.request import FinishReason, PoolingParams, Request, Samplin
 from stoker_runtime.text.pairs import encode_pair
 from stoker_runtime.text.tokenizer import Encoded
 
+CALL_CHARACTERS = 64
+"""Of a text, that take as long as the call that encodes it."""
 _serials = count()
 
 
@@ -172,7 +174,7 @@ class TextEncoder:
                     check_ids(field, given, self._service.limits.vocab_size)
             return [self._checked(self._one(given, field), field) for given in inputs]
 
-        return await off_loop(sum(map(len, inputs)), encode_all)
+        return await off_loop(sum(map(len, inputs)) + CALL_CHARACTERS * len(inputs), encode_all)
 
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], field: str, instruction: str | None = None
@@ -186,20 +188,19 @@ class TextEncoder:
         if instruction is not None and prompt is None:
             raise RequestError("This model scores pairs without an instruction; leave it out.", param="instruction")
         tokenizer, change = self._service.tokenizer, self._change
-        size = sum(len(one) + len(two) for one, two in pairs)
+        size = sum(len(one) + len(two) + CALL_CHARACTERS for one, two in pairs)
 
         def encode_all() -> list[Encoded]:
-            changed = [(change(one), change(two)) for one, two in pairs]
-            for text in (text for pair in changed for text in pair) if self._limit is None else ():
-                self._part(text, field)
+            # One text may be in thousands of pairs. No more is kept of it than may stay of a pair.
+            kept = {text: self._part(change(text), field) for text in dict.fromkeys(chain.from_iterable(pairs))}
             special, limit = self._special, self._limit
-            return [
-                encode_pair(tokenizer, prompt, one, two, instruction, special=special, limit=limit)
-                for one, two in changed
+            found = [
+                encode_pair(tokenizer, prompt, kept[one], kept[two], instruction, special=special, limit=limit)
+                for one, two in pairs
             ]
+            return [self._checked(text, field) for text in found]
 
-        found = await off_loop(size, encode_all)
-        return [self._checked(text, field) for text in found]
+        return await off_loop(size, encode_all)
 
     @property
     def _change(self) -> Callable[[str], str]:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import json_answer
+from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.pooling.bodies import RerankBody, ScoreBody
@@ -43,8 +44,9 @@ async def create_score(ask: Annotated[Ask[ScoreBody], Depends(ReadBody(ScoreBody
     state.require_pooling()
     answer_id = pooling_id("score", body)
     scores, work = await _score(state, caller, body, read_pairs(body), answer_id)
-    return JsonAnswer(
-        {
+
+    def whole() -> dict[str, Any]:
+        return {
             "id": answer_id,
             "object": "list",
             "created": int(time.time()),
@@ -52,7 +54,8 @@ async def create_score(ask: Annotated[Ask[ScoreBody], Depends(ReadBody(ScoreBody
             "data": [{"index": at, "object": "score", "score": score} for at, score in enumerate(scores)],
             "usage": pooling_usage(work),
         }
-    )
+
+    return await json_answer(body.size, whole)
 
 
 @router.post("/rerank")
@@ -67,17 +70,19 @@ async def create_rerank(ask: Annotated[Ask[RerankBody], Depends(ReadBody(RerankB
     answer_id = pooling_id("rerank", body)
     pairs = [(body.query, document) for document in documents]
     scores, work = await _score(state, caller, body, pairs, answer_id)
-    # The sort is stable: of equals the first document stays first.
-    ranked = sorted(enumerate(scores), key=lambda entry: -entry[1])[: body.top_n or None]
     usage = pooling_usage(work)
-    return JsonAnswer(
-        {
+
+    def whole() -> dict[str, Any]:
+        # The sort is stable: of equals the first document stays first.
+        ranked = sorted(enumerate(scores), key=lambda entry: -entry[1])[: body.top_n or None]
+        return {
             "id": answer_id,
             "model": model,
             "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["total_tokens"]},
             "results": [_result(at, score, documents[at], body) for at, score in ranked],
         }
-    )
+
+    return await json_answer(body.size, whole)
 
 
 def _result(index: int, score: float, document: str, body: RerankBody) -> dict[str, Any]:
@@ -128,7 +133,8 @@ async def _score(
     work = make_pooling_work(service, body, encoded, PoolingParams(normalize=True), label)
     with open_job(state, service, work, caller) as job:
         vectors = dict(zip(texts, await job.vectors(caller.receive), strict=True))
-    return _cosines(vectors, pairs), work
+    size = sum(map(len, vectors.values()))
+    return await aside(max(size, body.size), lambda: _cosines(vectors, pairs)), work
 
 
 def _number(vector: bytes) -> float:

@@ -20,7 +20,7 @@ from stoker_runtime.api.answering.intake import Ask, ReadRaw, ask_within, read_b
 from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
 from stoker_runtime.api.answering.prompts import effort_variables
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.answers import JsonAnswer, json_answer, made_now
 from stoker_runtime.api.http.aside import LARGE_BYTES, aside
 from stoker_runtime.api.http.caller import Owner
 from stoker_runtime.api.http.paging import PageQuery, page
@@ -69,7 +69,7 @@ async def create_response(ask: Asking, shelf: Kept) -> Response:
     await finished(state, builder, answer["choices"][0]["finish_reason"], answer["usage"])
     if asked.keep:
         await asyncio.to_thread(shelf.store.put, asked.stored)
-    return JsonAnswer(builder.response)
+    return await json_answer(len(made.body), lambda: builder.response)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -136,7 +136,7 @@ async def cancel_response(shelf: Kept, owner: Owner, name: str) -> Response:
 
 def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
     """Let the response grow by a whole answer of the chat route."""
-    message, logprobs = answer["choices"][0]["message"], answer["choices"][0].get("logprobs") or {}
+    message, logprobs = answer["choices"][0]["message"], made_now(answer["choices"][0].get("logprobs")) or {}
     calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or ())]
     builder.begin()
     builder.add({**message, "tool_calls": calls}, logprobs.get("content") or ())

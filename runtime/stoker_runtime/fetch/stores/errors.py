@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 
+from obstore.exceptions import InvalidPathError
+
 from stoker_runtime.fetch.errors import (
     BadRequest,
     FetchError,
@@ -21,6 +23,7 @@ from stoker_runtime.fetch.errors import (
 )
 from stoker_runtime.fetch.source import Transient
 from stoker_runtime.fetch.stores.client import Bucket
+from stoker_runtime.process.log import escaped
 
 # How the library tells that it asked for credentials, or had half of them. It only reads from a bucket, by GET.
 _IDENTITY = re.compile(
@@ -47,6 +50,8 @@ _CODES = {
 def refused(bucket: Bucket, what: str, error: Exception) -> FetchError | Transient:
     """The error to raise for the library's. `what` is the object or the URI that was asked for."""
     text = str(error)
+    if isinstance(error, InvalidPathError):
+        return _no_path(what, text)
     status, code = _status(text), _between("Code", text)
     if _region_wrong(text, code):
         return _other_region(bucket, _between("Region", text))
@@ -65,6 +70,16 @@ def refused(bucket: Bucket, what: str, error: Exception) -> FetchError | Transie
     if status:
         return FetchFailed(f"{what}: {bucket.where} answered with status {_said(status, code)}.")
     return Transient(HubUnreachable(f"{what}: {bucket.where} cannot be reached: {_cause(text)}."))
+
+
+def _no_path(what: str, text: str) -> FetchError:
+    """A listing that holds a name which the library does not take."""
+    named = re.search(r'[Pp]ath:? ("(?:[^"\\]|\\.)*")', text)
+    name = named[1] if named else "one"
+    return BadRequest(
+        f"{what} names the file {escaped(name)}, which is no plain relative path; remove it there, or name a longer "
+        "prefix."
+    )
 
 
 def _access(bucket: Bucket, code: str) -> str:

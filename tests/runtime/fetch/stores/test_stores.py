@@ -15,7 +15,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.fetch import prefetch
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate, located
-from stoker_runtime.fetch.errors import ChecksumMismatch, FetchError, FetchFailed, RevisionNotFound, TokenRejected
+from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFailed, RevisionNotFound, TokenRejected
 from stoker_runtime.fetch.order import Order, endpoint_for
 from stoker_runtime.fetch.prefetch import serve_path
 from stoker_runtime.fetch.source import Listing
@@ -172,7 +172,9 @@ def test_a_hostile_listing_is_refused_and_nothing_is_written(
     fetch: Fetch, store: Lent, tmp_path: Path, name: str
 ) -> None:
     store.objects[f"{PREFIX}/{name}"] = b"[]"
-    with pytest.raises(FetchError):
+    with pytest.raises(BadRequest, match="names the file") as refused:
         fetch(allow=("*",))
+    assert "up.json" in str(refused.value)
+    assert str(refused.value).isprintable()
     assert not list(tmp_path.rglob("*up.json"))
     assert not list(tmp_path.rglob("config.json"))
