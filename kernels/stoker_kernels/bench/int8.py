@@ -92,9 +92,11 @@ def check(device: torch.device, cases: int, draw: random.Random) -> list[str]:
         gate, up = both.chunk(2, dim=1)
         exact = (torch.nn.functional.silu(gate) * up).double()
         got = linear_silu_mul(x, small_weight)
-        loss = (got.data.double() * got.scale.double() - exact).norm() / exact.norm()
-        if not float(loss) < 0.02:  # integers of a row's largest lose about 0.6% in the mean
-            complaints.append(f"{m} × {n} × {k} with the activation: {float(loss):.1e} lost")
+        # Half a step of the row's, and what is lost where gate, up and the result are rounded to bf16 before.
+        apart = (got.data.double() * got.scale.double() - exact).abs()
+        wrong = int((~(apart <= 0.52 * got.scale.double() + 0.02 * exact.abs())).sum())
+        if wrong:
+            complaints.append(f"{m} × {n} × {k} with the activation: {wrong} are lost by more than half a step")
     return complaints
 
 

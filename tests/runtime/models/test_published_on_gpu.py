@@ -49,7 +49,7 @@ def test_tokens_in_graphs_are_the_reference_s(
     beyond = max(window if window <= MOST_SEEN else 0 for window in windows)
     flags = ["--input-len", str(beyond + draw.randint(40, 90)), "--output-len", str(draw.randint(24, 48))]
     some = f"1,{draw.randint(2, 8 if beyond else 40)}"
-    room = ["--max-model-len", "4352" if beyond else "256", "--gpu-memory-utilization", "0.2"]
+    room = ["--max-model-len", "4352" if beyond else "256", "--gpu-memory-utilization", "0.4"]
     file = tmp_path / "rows.json"
     status = engine_mode.main(["--shape", str(tmp_path), "--n", some, *flags, *room, "--json", str(file)])
     told = capsys.readouterr()
