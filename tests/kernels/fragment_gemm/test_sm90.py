@@ -84,6 +84,7 @@ def product(machine: FragmentMachine, numbers: Numbers, tile: Tile, split: int, 
     assert out_space.isnan().all()
 
 
+@pytest.mark.matrix("numbers", take=2)
 @pytest.mark.parametrize(("numbers", "tile"), CASES, ids=named)
 def test_tiles_match(machine: FragmentMachine, numbers: Numbers, tile: Tile) -> None:
     """Fewer tokens and rows than a tile has, and more rows; the CTAs of a cluster sum their columns."""
@@ -129,6 +130,7 @@ def check_pairs(
         assert out_space.isnan().all()
 
 
+@pytest.mark.matrix("numbers", take=2)
 @pytest.mark.parametrize(("numbers", "tile"), CASES, ids=named)
 def test_gate_and_up_in_turn_are_halves_or_activated(machine: FragmentMachine, numbers: Numbers, tile: Tile) -> None:
     draw = random.Random(f"in turn {numbers.name} {tile.kernel_name}")

@@ -159,6 +159,7 @@ def cluster_tile(rows: int, chunks: int, tokens: int, cluster: int, gated: bool,
     return Tile("cluster", rows, chunks, tokens, stages, 1, cluster, gated)
 
 
+@pytest.mark.matrix("tokens", "cluster")
 @pytest.mark.parametrize("tokens", [8, 16, 32, 64])
 @pytest.mark.parametrize(("rows", "chunks"), [(64, 1), (64, 2), (128, 1)])
 @pytest.mark.parametrize("cluster", [1, 2, 4])

@@ -68,6 +68,7 @@ def odd_k() -> int:
     return 128 * random.randint(4, 11)
 
 
+@pytest.mark.matrix("tokens")
 @pytest.mark.parametrize("tokens", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("rows", "chunks"), [(64, 1), (64, 2), (128, 1), (128, 2)])
 def test_clusters_match(int8_machine: GemmMachine, rows: int, chunks: int, tokens: int) -> None:
@@ -77,6 +78,7 @@ def test_clusters_match(int8_machine: GemmMachine, rows: int, chunks: int, token
         product(int8_machine, tile, random.randint(1, tokens), n, 2 * odd_k(), resident=-(-n // rows))
 
 
+@pytest.mark.matrix("rows", "tokens")
 @pytest.mark.parametrize(("share", "split"), [(1, 3), (1, 8), (2, 1), (2, 4), (4, 2), (2, 3)])
 @pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 64), (128, 128)])
 def test_multicast_tiles_match(int8_machine: GemmMachine, rows: int, tokens: int, share: int, split: int) -> None:
@@ -84,6 +86,7 @@ def test_multicast_tiles_match(int8_machine: GemmMachine, rows: int, tokens: int
     product(int8_machine, tile, random.randint(1, tokens), 8 * random.randint(8, 70), 2 * odd_k())
 
 
+@pytest.mark.matrix(take=6)
 @pytest.mark.parametrize("tile", SPREAD, ids=lambda tile: f"{tile.rows}x{tile.tokens}")
 def test_spread_tiles_match(int8_machine: GemmMachine, tile: SpreadTile) -> None:
     share, parts = random.choice([(1, 1), (1, 2), (1, 5), (2, 1), (2, 3), (4, 2)])
@@ -91,6 +94,7 @@ def test_spread_tiles_match(int8_machine: GemmMachine, tile: SpreadTile) -> None
     product(int8_machine, tile, random.randint(1, tile.tokens), 8 * random.randint(2, 60), 2 * odd_k())
 
 
+@pytest.mark.matrix(take=6)
 @pytest.mark.parametrize("tile", [*PLAIN_WIDE, *GATED_WIDE], ids=str)
 def test_wide_tiles_match(int8_machine: GemmMachine, tile: WideTile) -> None:
     n = (16 if tile.gated else 8) * random.randint(2, 70)
