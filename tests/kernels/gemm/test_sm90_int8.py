@@ -117,8 +117,10 @@ def test_sums_beyond_those_of_floats_are_exact(int8_machine: GemmMachine) -> Non
 
 
 def shapes() -> Iterator[tuple[int, int, int]]:
-    for _ in range(300):
-        yield 8 * random.randint(2, 6000), 128 * random.randint(1, 160), random.randint(1, 9000)
+    """As many of few tokens, of some and of many: each has tiles of its own."""
+    for least, most in ((1, 64), (65, 256), (257, 9000)):
+        for _ in range(200):
+            yield 8 * random.randint(2, 6000), 128 * random.randint(1, 160), random.randint(least, most)
 
 
 def test_every_shape_has_a_compiled_tile() -> None:
