@@ -6,8 +6,8 @@ From there the comparison goes on with the engine's token, so one near-tie hides
 on average has a bound of its own: it is a fifth of one token's or less, and no rare pair of roundings moves it. Where
 tokens are so few that one may move it, all together may lose what one may.
 A router chooses by rounding, too, where two experts weigh alike, and another expert is another result, and deep models
-in 8 bits differ the more the deeper they are: of both the reference is run a second time, with its own stream rounded,
-and what that loses widens the bounds.
+in 8 bits differ the more the deeper they are: of both the reference is run a second time, with its own stream rounded
+and what its routers read and say, and what that loses widens the bounds.
 Invariants: pure check, changes nothing. Knows nothing of timing.
 """
 

@@ -14,6 +14,7 @@ from stoker_kernels.block_gemm import decode_blocks, store_planes
 from stoker_kernels.fp4_gemm import dequantize_fp4, store_fp4
 from stoker_kernels.fragment_gemm import to_fragments
 from stoker_kernels.int8_gemm import int8_linear
+from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import (
     BLOCK_FORMATS,
     PLANE_KINDS,
@@ -29,9 +30,12 @@ from stoker_kernels.quant import (
     place_planes,
     plane_sizes,
 )
+from stoker_runtime.bench.reference import mixture as reference_mixture
 from stoker_runtime.bench.reference import planes
 from stoker_runtime.bench.reference.rotary import rotations
 from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, parts_of, rows_of, values_of
+from stoker_runtime.models.decoder_weights import MixtureWeights
+from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.rope_config import read_rope
 
 FACTORS = {"short_factor": [1.0 + 0.3 * i for i in range(12)], "long_factor": [3.0 + 0.7 * i for i in range(12)]}
@@ -199,3 +203,28 @@ def test_integers_of_eight_bits_multiply_as_their_op_does() -> None:
     weight = Int8Weight(torch.randint(-127, 128, (9, 51), dtype=torch.int8), torch.rand(9, 1))
     expected = int8_linear(x, weight, bias=None, out=None)
     torch.testing.assert_close(as_read(x, weight) @ values_of(weight).t(), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_what_a_router_reads_and_says_is_rounded_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding alone may choose another expert: what it costs is known only where the router rounds, too."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    torch.manual_seed(seed)
+    spec = MoeSpec(experts=4, top_k=2, ffn=32, layers=frozenset({0}))
+    experts = ExpertWeights(torch.randn(4, 64, 16).bfloat16(), torch.randn(4, 16, 32).bfloat16())
+    weights = MixtureWeights(LinearWeight(torch.randn(4, 16).bfloat16()), experts)
+    x = torch.randn(9, 16)
+    seen: list[torch.Tensor] = []
+    chosen = reference_mixture._choose
+
+    def watched(spec: MoeSpec, logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
+        seen.append(logits)
+        return chosen(spec, logits, correction)
+
+    monkeypatch.setattr(reference_mixture, "_choose", watched)
+    exact = reference_mixture.mixture(spec, weights, x, None)
+    other = reference_mixture.mixture(spec, weights, x, None, torch.bfloat16)
+    router = weights.router.data.float()
+    assert torch.equal(seen[0], x @ router.t())
+    assert torch.equal(seen[1], (x.bfloat16().float() @ router.t()).bfloat16().float())
+    assert not torch.equal(exact, other)

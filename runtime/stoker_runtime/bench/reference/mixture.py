@@ -26,12 +26,17 @@ from stoker_runtime.models.moe_spec import MoeSpec
 SLOPE = 1.702  # of the sigmoid in clamped SwiGLU
 
 
-def mixture(spec: MoeSpec, weights: MixtureWeights, x: Tensor, shared: Tensor | None) -> Tensor:
-    """What the experts of each row of x [T, H] give, and what is shared."""
-    logits = F.linear(x, weights.router.data.float())
+def mixture(
+    spec: MoeSpec, weights: MixtureWeights, x: Tensor, shared: Tensor | None, rounded: torch.dtype = torch.float32
+) -> Tensor:
+    """What the experts of each row of x [T, H] give, and what is shared.
+
+    `rounded`: what is rounded of what the router reads and says, as in any engine: it may then choose another expert.
+    """
+    logits = F.linear(x.to(rounded).float(), weights.router.data.float())
     if weights.router_bias is not None:
         logits = logits + weights.router_bias.float()
-    chosen = _choose(spec, logits, weights.correction_bias)
+    chosen = _choose(spec, logits.to(rounded).float(), weights.correction_bias)
     result = torch.zeros_like(x)
     for expert in range(spec.experts):
         tokens = chosen[:, expert].nonzero()[:, 0]

@@ -39,7 +39,8 @@ def reference_logits(
     """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence.
 
     `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
-    `rounded`: what the residual stream is rounded to after each layer: how far rounding alone moves the result.
+    `rounded`: what the residual stream is rounded to after each layer, and what a router reads and says: how far
+    rounding alone moves the result.
     """
     device = weights.embed.device
     tokens = torch.tensor(ids, device=device)
@@ -54,7 +55,7 @@ def reference_logits(
         if rope not in tables:
             tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
         bias = _bias(spec, index, len(ids)).to(device)
-        hidden = _layer(spec, layer, hidden, tables[rope], bias).to(rounded).float()
+        hidden = _layer(spec, layer, hidden, tables[rope], bias, rounded).to(rounded).float()
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     read = as_read(hidden, weights.head)
     rows = [read @ part.float().t() for part in parts_of(weights.head, HEAD_ROWS)]
@@ -81,20 +82,22 @@ def _bias(spec: ModelSpec, index: int, count: int) -> Tensor:
     return distance.masked_fill(~seen, float("-inf"))
 
 
-def _layer(spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, bias: Tensor) -> Tensor:
-    """The residual stream after one layer."""
+def _layer(
+    spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, bias: Tensor, rounded: torch.dtype
+) -> Tensor:
+    """The residual stream after one layer; `rounded` as in `mixture`."""
     scale, read = spec.residual_multiplier, _norm(spec, hidden, layer.input_norm, layer.input_norm_bias)
     if layer.qkv is None:
-        return hidden + scale * _feed_forward(spec, layer, read)
+        return hidden + scale * _feed_forward(spec, layer, read, rounded)
     attended = _attention(spec, layer, read, table, bias)
     if not layer.feeds:
         return hidden + scale * attended
     if spec.parallel:
         if layer.ffn_norm is not None:
             read = _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias)
-        return hidden + attended + _feed_forward(spec, layer, read)
+        return hidden + attended + _feed_forward(spec, layer, read, rounded)
     hidden = hidden + scale * _norm(spec, attended, layer.attention_post_norm, None)
-    fed = _feed_forward(spec, layer, _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias))
+    fed = _feed_forward(spec, layer, _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias), rounded)
     return hidden + scale * _norm(spec, fed, layer.ffn_post_norm, None)
 
 
@@ -175,10 +178,10 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, b
     return _linear(torch.cat(heads, dim=1) * gate, layer.output, layer.output_bias)
 
 
-def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
+def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor, rounded: torch.dtype) -> Tensor:
     if layer.mixture is not None and spec.moe is not None:
         shared = None if layer.gate_up is None else _dense(spec, layer, x)
-        return mixture(spec.moe, layer.mixture, x, shared)
+        return mixture(spec.moe, layer.mixture, x, shared, rounded)
     return _dense(spec, layer, x)
 
 
