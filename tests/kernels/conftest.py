@@ -54,6 +54,17 @@ def device() -> torch.device:
     return torch.device("cpu" if interpreting() else "cuda")
 
 
+def in_place_of_a_device(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, *chained: str) -> Iterator[GemmMachine]:
+    """The emulator with the kernels of `library`, the modules of which `chained` launch theirs in a chain."""
+    made = GemmMachine(library)
+    forget()
+    made.install(monkeypatch)
+    for module in chained:
+        monkeypatch.setattr(f"stoker_kernels.{module}.pdl_on", lambda _: True)
+    yield made
+    forget()
+
+
 @pytest.fixture(scope="session")
 def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The GEMM kernels with clusters, compiled for the emulator."""
@@ -63,11 +74,7 @@ def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device."""
-    made = GemmMachine(gemm_library)
-    forget()
-    made.install(monkeypatch)
-    yield made
-    forget()
+    yield from in_place_of_a_device(gemm_library, monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -79,12 +86,7 @@ def int8_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def int8_machine(int8_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device that has those."""
-    made = GemmMachine(int8_library)
-    forget()
-    made.install(monkeypatch)
-    monkeypatch.setattr("stoker_kernels.gemm.tiles.pdl_on", lambda _: True)
-    yield made
-    forget()
+    yield from in_place_of_a_device(int8_library, monkeypatch, "gemm.tiles")
 
 
 @pytest.fixture(scope="session")
@@ -96,10 +98,4 @@ def adapted_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def adapted_machine(adapted_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device that launches those in a chain."""
-    made = GemmMachine(adapted_library)
-    forget()
-    made.install(monkeypatch)
-    for module in ("gemm.adapted", "lora.cluster_shrink"):
-        monkeypatch.setattr(f"stoker_kernels.{module}.pdl_on", lambda _: True)
-    yield made
-    forget()
+    yield from in_place_of_a_device(adapted_library, monkeypatch, "gemm.adapted", "lora.cluster_shrink")

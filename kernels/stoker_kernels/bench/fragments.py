@@ -9,28 +9,24 @@ also dequantizing and cuBLAS, and cuBLAS alone, which is what `fragment_gemm.tak
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
 import random
-import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stoker_kernels.block_gemm.bench import BANDWIDTH, COLD_BYTES, command_line, timed
 from stoker_kernels.fp4_gemm import dequantize_fp4, store_fp4
 from stoker_kernels.fragment_gemm import Numbers, Tile, dense, dequantize, multiply, numbers_of, to_fragments
 from stoker_kernels.gemm import linear
 from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.quant import FP4_BLOCKS, Fp4Kind, Fp4Weight, IntegerWeight, integer_scale_shape
 
-BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
-COLD_BYTES = 200e6  # several times the L2
 # Qwen2.5-7B: qkv, output, gate and up, down.
 LAYER = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
 GATE_AND_UP = 37888
@@ -145,27 +141,6 @@ def _check_pairs(numbers: Numbers, weight: FragmentWeight, x: Tensor) -> list[st
     return complaints
 
 
-def timed(run: Callable[[int], object], rounds: int = 24) -> float:
-    """Median µs of `run(i)` inside a graph of eight, over `rounds` replays."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(3):
-            run(i)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for i in range(8):
-                run(i)
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
-        for start, end in events:
-            start.record()
-            graph.replay()
-            end.record()
-        stream.synchronize()
-    milliseconds = [float(start.elapsed_time(end)) for start, end in events]
-    return statistics.median(milliseconds) * 1000 / 8
-
-
 def rows(
     kind: str, device: torch.device, group: int, sweep: bool, also_dense: bool, tokens: tuple[int, ...]
 ) -> Iterator[Row]:
@@ -240,15 +215,11 @@ def _choices(numbers: Numbers, sweep: bool, m: int) -> Iterator[tuple[Tile, int]
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, 40, TOKENS)
     parser.add_argument("--numbers", default=",".join(KINDS), help="what weights hold (default: %(default)s)")
     parser.add_argument("--group", type=int, default=128, help="columns of a group of integers (default: %(default)s)")
-    parser.add_argument("--cases", type=int, default=40, help="random products to check first (default: %(default)s)")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
     parser.add_argument("--dense", action="store_true", help="time dequantizing and cuBLAS besides")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     kinds, tokens = options.numbers.split(","), tuple(map(int, options.tokens.split(",")))
     if unknown := set(kinds) - set(KINDS):

@@ -132,10 +132,6 @@ def ways(m: int, n: int, k: int, gated: bool, each_tile: bool, device: torch.dev
             yield table.text_of(tile), functools.partial(_by_tile, tile, of)
 
 
-def _ignored(run: Callable[[int], object], i: int) -> None:
-    run(i)
-
-
 def _by_tile(tile: AnyTile, of: list[Operands], i: int) -> None:
     tiles.launch(tile, of[i % len(of)], pdl=True)
 
@@ -146,7 +142,7 @@ def rows_of(model: str, tokens: list[int], each_tile: bool, device: torch.device
         gated = at == GATE_UP
         limit = max((n * k + m * k + 2 * m * n // (1 + gated)) / BANDWIDTH, 2 * m * n * k / OPERATIONS) * 1e6
         for how, run in ways(m, n, k, gated, each_tile, device):
-            us = timed(functools.partial(_ignored, run))
+            us = timed(run)
             yield Row(f"{model}{' gated' if gated else ''}", n, k, m, how, us, limit)
 
 

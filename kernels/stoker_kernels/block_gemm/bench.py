@@ -176,7 +176,7 @@ def check_gated(device: torch.device, cases: int, draw: random.Random) -> list[s
     return complaints
 
 
-def timed(run: Callable[[int], None], rounds: int = 24) -> float:
+def timed(run: Callable[[int], object], rounds: int = 24) -> float:
     """Median µs of `run(i)` in a graph of IN_A_GRAPH, over `rounds` replays."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from stoker_kernels import fragment_gemm
-from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import Fp4Weight
 
 FUSED_TOKENS = 64
@@ -28,21 +27,12 @@ def fp4_linear(x: Tensor, weight: Fp4Weight, *, bias: Tensor | None, out: Tensor
     if m == 0:
         return y
     if weight.layout != "rows":
-        reason = fragment_gemm.refusal(x, weight, bias, y)
-        if reason is not None:
-            raise ValueError(f"fp4_linear of a weight in fragments: {reason}")
-        if fragment_gemm.takes_tokens(m):
-            fragment_gemm.multiply(x, weight, bias, y)
+        if fragment_gemm.multiplied(x, weight, bias, y, "fp4_linear"):
             return y
     elif m <= FUSED_TOKENS:
         triton_fp4.multiply(x, weight, bias, y)
         return y
-    dense = scratch(weight, x.dtype)
-    if rehearsing():
-        return y
-    if bias is None:
-        return torch.mm(x, dense.t(), out=y)
-    return torch.addmm(bias, x, dense.t(), out=y)
+    return fragment_gemm.by_dense(x, scratch(weight, x.dtype), bias, y)
 
 
 def scratch(weight: Fp4Weight, dtype: torch.dtype) -> Tensor:

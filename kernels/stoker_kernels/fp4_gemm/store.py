@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stoker_kernels.fragment_gemm import store_half, to_fragments
+from stoker_kernels.fragment_gemm import halves, store_half, to_fragments
 from stoker_kernels.quant import Fp4Weight, unpack_rows, without_signs
 
 EXPONENT_BIAS = 127  # of e8m0
@@ -38,14 +38,8 @@ def store_fp4(weight: Fp4Weight, row: int, data: Tensor, scale: Tensor, factor: 
         weight.data[row:last].copy_(to_fragments(codes, "fp4"))
         _store_groups(weight, slice(row, last), scale, factor)
         return
-    half = weight.out_features // 2
-    for which in range(2):
-        first, end = max(row, which * half), min(last, (which + 1) * half)
-        if first >= end:
-            continue
-        part, start = slice(first - row, end - row), first - which * half
+    for which, part, start, places in halves(row, len(data), weight.out_features):
         store_half(weight.data, which, start, codes[part], "fp4")
-        places = slice(2 * start + which, 2 * (start + end - first) + which, 2)
         of_part = factor[part] if factor is not None and factor.numel() > 1 else factor
         _store_groups(weight, places, scale[:, part], of_part)
 

@@ -9,6 +9,7 @@ Knows nothing of scales.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -46,6 +47,21 @@ def to_fragments(codes: Tensor, form: CodeForm) -> Tensor:
         return place_codes(ordered.reshape(-1, 4)).view(torch.uint8).view(n, k // 2)
     ordered = ordered.reshape(-1, 2)
     return (ordered[:, 0] | ordered[:, 1] << 4).view(n, k // 2)
+
+
+def halves(row: int, count: int, out_features: int) -> Iterator[tuple[int, slice, int, slice]]:
+    """Where `count` rows from `row` on, of gate before up, go in a weight whose rows are in "pairs".
+
+    Of each half that has some: 0 for gate or 1 for up, which of the rows they are, the first one's number within the
+    half, and the places of what each row has, of `out_features` in all.
+    """
+    half = out_features // 2
+    for which in range(2):
+        first, end = max(row, which * half), min(row + count, (which + 1) * half)
+        if first < end:
+            start = first - which * half
+            places = slice(2 * start + which, 2 * (start + end - first) + which, 2)
+            yield which, slice(first - row, end - row), start, places
 
 
 def store_half(data: Tensor, half: int, row: int, codes: Tensor, form: CodeForm) -> None:

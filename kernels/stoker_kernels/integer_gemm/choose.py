@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from stoker_kernels import fragment_gemm
-from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import IntegerWeight
 
 TRITON_TOKENS = 64
@@ -28,18 +27,13 @@ def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out
         return y
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    if weight.layout == "rows":
-        if m <= TRITON_TOKENS:
-            triton_integer.multiply(x, weight, bias, y)
+    if weight.layout != "rows":
+        if fragment_gemm.multiplied(x, weight, bias, y, "integer_linear"):
             return y
-        return _dense(x, scratch(weight, x.dtype), bias, y)
-    reason = fragment_gemm.refusal(x, weight, bias, y)
-    if reason is not None:
-        raise ValueError(f"integer_linear of a weight in fragments: {reason}")
-    if fragment_gemm.takes_tokens(m):
-        fragment_gemm.multiply(x, weight, bias, y)
+    elif m <= TRITON_TOKENS:
+        triton_integer.multiply(x, weight, bias, y)
         return y
-    return _dense(x, scratch(weight, x.dtype), bias, y)
+    return fragment_gemm.by_dense(x, scratch(weight, x.dtype), bias, y)
 
 
 def scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
@@ -51,11 +45,3 @@ def scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
     dense = torch.empty((weight.out_features, weight.in_features), dtype=dtype, device=weight.data.device)
     triton_integer.dequantize(weight, dense)
     return dense
-
-
-def _dense(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    if rehearsing():
-        return out
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stoker_kernels.fragment_gemm import store_half, to_fragments
+from stoker_kernels.fragment_gemm import halves, store_half, to_fragments
 from stoker_kernels.quant import IntegerWeight, pack_rows
 
 
@@ -17,21 +17,14 @@ def store_integers(weight: IntegerWeight, row: int, codes: Tensor, scale: Tensor
 
     Rows count gate before up. Raises ValueError for rows that do not fill the blocks of the layout.
     """
-    last = row + codes.shape[0]
     if weight.layout != "pairs":
-        rows = slice(row, last)
+        rows = slice(row, row + len(codes))
         laid_out = weight.layout == "fragments"
         weight.data[rows].copy_(to_fragments(codes, weight.kind) if laid_out else pack_rows(codes, weight.bits))
         _store_groups(weight, rows, scale, zero)
         return
-    half = weight.out_features // 2
-    for which in range(2):
-        first, end = max(row, which * half), min(last, (which + 1) * half)
-        if first >= end:
-            continue
-        part, start = slice(first - row, end - row), first - which * half
+    for which, part, start, places in halves(row, len(codes), weight.out_features):
         store_half(weight.data, which, start, codes[part], weight.kind)
-        places = slice(2 * start + which, 2 * (start + end - first) + which, 2)
         _store_groups(weight, places, scale[:, part], None if zero is None else zero[:, part])
 
 

@@ -30,6 +30,7 @@ from stoker_runtime.bench.drafts_texts import KINDS, Prompt, read_sources, real_
 from stoker_runtime.bench.engine_flags import engine_config, parser
 from stoker_runtime.bench.engine_mode import VERIFIED_PROMPTS, default_tolerance
 from stoker_runtime.bench.rounds import GREEDY, random_prompts, run_together
+from stoker_runtime.bench.table import print_line
 from stoker_runtime.bench.verify import UNCHECKED, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.pace import Pace, RowPace
@@ -243,7 +244,7 @@ def gain(executor: Executor, case: Case, off: Timed, on: Timed) -> Gain:
 
 def print_gains(gains: Sequence[Gain]) -> None:
     """A table; a ratio is shown only beside texts that are right."""
-    print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)))
+    print_line(COLUMNS, WIDTHS)
     for each in gains:
         output = f"{each.same} of {each.n} texts the same"
         if each.verdict != UNCHECKED:
@@ -254,7 +255,7 @@ def print_gains(gains: Sequence[Gain]) -> None:
             f"{each.ratio:.2f}" if each.passed else "-", f"{each.acceptance:.0%}" if each.offered else "-",
             f"{each.length:.2f}" if each.verified else "-", output if each.passed else f"WRONG: {output}",
         )  # fmt: skip
-        print("  ".join(text.rjust(width) for text, width in zip(cells, WIDTHS, strict=True)), flush=True)
+        print_line(cells, WIDTHS)
 
 
 def flags() -> argparse.ArgumentParser:

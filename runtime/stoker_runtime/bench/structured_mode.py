@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench.rounds import random_prompts, run_together
+from stoker_runtime.bench.table import print_line
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.executor import Executor
@@ -162,13 +163,13 @@ def report(args: argparse.Namespace, executor: Executor) -> int:
     schema, validate = choose_schema(args.json_schema, args.output_len)
     bench = StructuredBench(executor, args.input_len, args.output_len, schema, validate)
     rows: list[StructuredRow] = []
-    print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)), flush=True)
+    print_line(COLUMNS, WIDTHS)
     for n in (int(part) for part in args.n.split(",")):
         row = bench.measure(n)
         rows.append(row)
         valid = f"{row.valid}/{n - row.cut}"
         cells = (n, row.tokens, f"{row.free_tok_s:,.0f}", f"{row.json_tok_s:,.0f}", f"{row.cost:.1%}", valid, row.cut)
-        print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
+        print_line(cells, WIDTHS)
         if args.json:
             described = {"engine": executor.describe(), "schema": schema}
             args.json.write_text(

@@ -87,12 +87,17 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
+def print_line(cells: Sequence[object], widths: Sequence[int]) -> None:
+    """A line of a table, its cells to the right of columns of these widths."""
+    print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
+
+
 def print_table(rows: Sequence[Row], *, header: bool) -> None:
     """Print rows, with the header when asked."""
     if header:
-        print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)), flush=True)
+        print_line(COLUMNS, WIDTHS)
     for row in rows:
-        print("  ".join(text.rjust(width) for text, width in zip(cells(row), WIDTHS, strict=True)), flush=True)
+        print_line(cells(row), WIDTHS)
         if row.experts is not None:
             seen = row.experts
             print(

@@ -15,16 +15,4 @@ STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 1, 128)
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 2, 8)
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 128, 1, 64)
 
-extern "C" void run_cluster_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::GemmArguments),
-                                 const CUtensorMap* w_map, const CUtensorMap* x_map, const stoker::GemmArguments* g,
-                                 const Launch* l) {
-  run(l, [=] { kernel(*w_map, *x_map, *g); });
-}
-
-extern "C" void run_wide_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::WideArguments), const CUtensorMap* w_map,
-                              const CUtensorMap* x_map, const stoker::WideArguments* g, const Launch* l) {
-  run(l, [=] { kernel(*w_map, *x_map, *g); });
-}
-
-extern "C" int cluster_arguments_size() { return sizeof(stoker::GemmArguments); }
-extern "C" int wide_arguments_size() { return sizeof(stoker::WideArguments); }
+#include "gemm_entries.h"

@@ -21,6 +21,7 @@ from stoker_runtime.api.batch.folder import storage_errors
 from stoker_runtime.api.http.answers import in_steps, written
 from stoker_runtime.api.http.aside import LARGE_BYTES, in_turn
 from stoker_runtime.api.http.validation import sent
+from stoker_runtime.api.tools.parsers.base import speakable
 from stoker_runtime.errors import RequestError
 
 MAX_ERRORS = 100
@@ -60,7 +61,7 @@ def parse_line(number: int, raw: bytes, endpoint: str, most: int) -> Line:
     if not isinstance(found, dict):
         raise LineError("invalid_json_line", "This line is not a JSON object.")
     custom_id, body = found.get("custom_id"), found.get("body")
-    if not isinstance(custom_id, str) or not custom_id or not _is_unicode(custom_id):
+    if not isinstance(custom_id, str) or not custom_id or not speakable(custom_id):
         raise LineError("missing_required_parameter", "custom_id must be a string that is not empty.", "custom_id")
     if found.get("method") != "POST":
         raise LineError("invalid_method", "method must be POST.", "method")
@@ -69,14 +70,6 @@ def parse_line(number: int, raw: bytes, endpoint: str, most: int) -> Line:
     if not isinstance(body, dict):
         raise LineError("missing_required_parameter", "body must be an object.", "body")
     return Line(number, custom_id, body, len(raw))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def raw_lines(path: Path, most: int) -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ Invariants: pure check; shares no code with the kernels that sample. Does not kn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,22 +65,16 @@ def verify_sampled(
     for prompt, output in sequences:
         ids, first = [*prompt, *output[:-1]], len(prompt) - 1
         logits = reference_logits(spec, weights, ids, first, longest=longest)
-        for begin, part in _in_parts(_penalized(logits, prompt, output, params)):
-            chosen = torch.tensor(list(output[begin : begin + len(part)]), device=part.device)
-            outside += int((~may_be_drawn(part, chosen, params, tolerance)).sum())
-            surprise, spread = surprises(part, chosen, params)
-            positions += len(part)
+        chosen = torch.tensor(list(output), device=logits.device)
+        changed = _penalized(logits, prompt, output, params)
+        positions += len(output)
+        for part, own in zip(changed.split(POSITIONS_AT_ONCE), chosen.split(POSITIONS_AT_ONCE), strict=True):
+            outside += int((~may_be_drawn(part, own, params, tolerance)).sum())
+            surprise, spread = surprises(part, own, params)
             total += float(surprise.sum())
             variance += float(spread.sum())
     count = max(positions, 1)
     return Drawn(positions, outside, total / count, math.sqrt(variance) / count)
-
-
-def _in_parts(logits: Tensor) -> Iterator[tuple[int, Tensor]]:
-    begin = 0
-    for part in logits.split(POSITIONS_AT_ONCE):
-        yield begin, part
-        begin += len(part)
 
 
 def _penalized(logits: Tensor, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Tensor:

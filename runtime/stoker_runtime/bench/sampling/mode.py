@@ -30,6 +30,7 @@ from stoker_runtime.bench.engine_mode import (
 )
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
 from stoker_runtime.bench.sampling.check import Drawn, verify_sampled
+from stoker_runtime.bench.table import print_line
 from stoker_runtime.bench.verify import Tolerance, Verdict
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
@@ -146,11 +147,7 @@ def print_rows(rows: Iterable[SampledRow]) -> None:
     """Each row in its line."""
     for row in rows:
         cells = (row.n, row.way, f"{row.tok_s:,.0f}", f"{row.tpot_ms:.2f}", f"{row.cost:.1%}", said(row.verdict))
-        _print(cells)
-
-
-def _print(cells: Sequence[object]) -> None:
-    print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
+        print_line(cells, WIDTHS)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -185,7 +182,7 @@ def report(args: argparse.Namespace, executor: Executor) -> int:
     bench = SamplingBench(executor, tolerance_of(args, executor.config))
     chosen = ways(executor.vocab_size)
     rows: list[SampledRow] = []
-    _print(COLUMNS)
+    print_line(COLUMNS, WIDTHS)
     for work in works(args):
         rows += bench.measure(work, chosen)
         print_rows(rows[-len(chosen) :])
