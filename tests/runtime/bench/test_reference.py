@@ -33,6 +33,7 @@ from stoker_kernels.quant import (
 from stoker_runtime.bench.reference import mixture as reference_mixture
 from stoker_runtime.bench.reference import planes
 from stoker_runtime.bench.reference.rotary import rotations
+from stoker_runtime.bench.reference.rounding import Rounding
 from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, parts_of, rows_of, values_of
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
@@ -223,7 +224,7 @@ def test_what_a_router_reads_and_says_is_rounded_where_asked(monkeypatch: pytest
 
     monkeypatch.setattr(reference_mixture, "_choose", watched)
     exact = reference_mixture.mixture(spec, weights, x, None)
-    other = reference_mixture.mixture(spec, weights, x, None, torch.bfloat16)
+    other = reference_mixture.mixture(spec, weights, x, None, Rounding(torch.bfloat16))
     router = weights.router.data.float()
     assert torch.equal(seen[0], x @ router.t())
     assert torch.equal(seen[1], (x.bfloat16().float() @ router.t()).bfloat16().float())

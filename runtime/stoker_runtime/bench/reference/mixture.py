@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
+from stoker_runtime.bench.reference.rounding import NONE, Rounding
 from stoker_runtime.bench.reference.weights import (
     as_fp8_reads,
     as_int8_reads,
@@ -27,16 +28,16 @@ SLOPE = 1.702  # of the sigmoid in clamped SwiGLU
 
 
 def mixture(
-    spec: MoeSpec, weights: MixtureWeights, x: Tensor, shared: Tensor | None, rounded: torch.dtype = torch.float32
+    spec: MoeSpec, weights: MixtureWeights, x: Tensor, shared: Tensor | None, rounding: Rounding = NONE
 ) -> Tensor:
     """What the experts of each row of x [T, H] give, and what is shared.
 
-    `rounded`: what is rounded of what the router reads and says, as in any engine: it may then choose another expert.
+    `rounding`: of what the router reads and says, as in any engine: it may then choose another expert.
     """
-    logits = F.linear(x.to(rounded).float(), weights.router.data.float())
+    logits = F.linear(rounding.rounded(x), weights.router.data.float())
     if weights.router_bias is not None:
         logits = logits + weights.router_bias.float()
-    chosen = _choose(spec, logits.to(rounded).float(), weights.correction_bias)
+    chosen = _choose(spec, rounding.moved(logits), weights.correction_bias)
     result = torch.zeros_like(x)
     for expert in range(spec.experts):
         tokens = chosen[:, expert].nonzero()[:, 0]

@@ -18,6 +18,7 @@ from stoker_runtime.bench.reference.adapter import AdaptedWeight
 from stoker_runtime.bench.reference.latent import latent_heads
 from stoker_runtime.bench.reference.mixture import mixture
 from stoker_runtime.bench.reference.rotary import rotations
+from stoker_runtime.bench.reference.rounding import NONE, Rounding
 from stoker_runtime.bench.reference.state import state_heads
 from stoker_runtime.bench.reference.weights import as_read, parts_of, rows_of, values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
@@ -34,14 +35,14 @@ def reference_logits(
     first: int,
     *,
     longest: int = 0,
-    rounded: torch.dtype = torch.float32,
+    rounding: Rounding = NONE,
 ) -> Tensor:
     """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence.
 
     `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
-    `rounded`: what the residual stream is rounded to after each layer, and what a router reads and says: how far
-    rounding alone moves the result.
+    `rounding`: what is rounded on purpose, for how far that alone moves the result.
     """
+    rounding.begin()
     device = weights.embed.device
     tokens = torch.tensor(ids, device=device)
     hidden = rows_of(weights.embed, tokens).float() * spec.embedding_multiplier
@@ -55,7 +56,7 @@ def reference_logits(
         if rope not in tables:
             tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
         bias = _bias(spec, index, len(ids)).to(device)
-        hidden = _layer(spec, layer, hidden, tables[rope], bias, rounded).to(rounded).float()
+        hidden = rounding.rounded(_layer(spec, layer, hidden, tables[rope], bias, rounding))
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     read = as_read(hidden, weights.head)
     rows = [read @ part.float().t() for part in parts_of(weights.head, HEAD_ROWS)]
@@ -83,21 +84,21 @@ def _bias(spec: ModelSpec, index: int, count: int) -> Tensor:
 
 
 def _layer(
-    spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, bias: Tensor, rounded: torch.dtype
+    spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, bias: Tensor, rounding: Rounding
 ) -> Tensor:
-    """The residual stream after one layer; `rounded` as in `mixture`."""
+    """The residual stream after one layer; `rounding` is of its router."""
     scale, read = spec.residual_multiplier, _norm(spec, hidden, layer.input_norm, layer.input_norm_bias)
     if layer.qkv is None:
-        return hidden + scale * _feed_forward(spec, layer, read, rounded)
+        return hidden + scale * _feed_forward(spec, layer, read, rounding)
     attended = _attention(spec, layer, read, table, bias)
     if not layer.feeds:
         return hidden + scale * attended
     if spec.parallel:
         if layer.ffn_norm is not None:
             read = _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias)
-        return hidden + attended + _feed_forward(spec, layer, read, rounded)
+        return hidden + attended + _feed_forward(spec, layer, read, rounding)
     hidden = hidden + scale * _norm(spec, attended, layer.attention_post_norm, None)
-    fed = _feed_forward(spec, layer, _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias), rounded)
+    fed = _feed_forward(spec, layer, _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias), rounding)
     return hidden + scale * _norm(spec, fed, layer.ffn_post_norm, None)
 
 
@@ -178,10 +179,10 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, b
     return _linear(torch.cat(heads, dim=1) * gate, layer.output, layer.output_bias)
 
 
-def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor, rounded: torch.dtype) -> Tensor:
+def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor, rounding: Rounding) -> Tensor:
     if layer.mixture is not None and spec.moe is not None:
         shared = None if layer.gate_up is None else _dense(spec, layer, x)
-        return mixture(spec.moe, layer.mixture, x, shared, rounded)
+        return mixture(spec.moe, layer.mixture, x, shared, rounding)
     return _dense(spec, layer, x)
 
 
