@@ -7,6 +7,8 @@ another, and that what is brought to the device lies in host memory; tokens are 
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -134,6 +136,30 @@ def test_an_adapter_in_use_is_unloaded_after_its_last_request() -> None:
     world.load("ada")
     world.settle()
     assert world.loop.adapters.served["ada"].number != number, "what it left in the prefix cache is another's"
+
+
+def test_nobody_waits_for_a_folder_that_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 2)
+    holder, let_go = world.executor.adapters, threading.Event()
+    assert holder is not None
+    slowly: Future[UniformAdapters] = Future()
+    monkeypatch.setattr(holder, "begin", lambda number, path: slowly)
+    world.load("ada")
+    running = world.add((1, 2, 3), 30, None)
+    # Nobody sets the folder's result: were there a wait for it, nothing here would end.
+    guard = threading.Timer(30, let_go.set)
+    guard.start()
+    while running.finish is None and not let_go.is_set():
+        world.step()
+    guard.cancel()
+    assert running.finish is not None, "a text waited for a folder"
+    assert world.loop.adapters.busy
+    assert not world.told
+    slowly.set_result(holder)
+    world.settle()
+    assert world.told == [None]
+    world.add((4, 5), 3, "ada")
+    world.run()
 
 
 def test_a_load_that_fails_leaves_everything_as_it_was() -> None:
