@@ -110,5 +110,7 @@ def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:
     item = _CPU_KV_BYTES if on_cpu and dtype == "Auto" else KV_BYTES[dtype]
     tokens = count(said.get("block-size", "")) or (_CPU_PAGE_TOKENS if on_cpu else PAGE_TOKENS)
     page = 2 * model.layers * model.kv_heads * model.head_dim * item * tokens
-    engines = service.parallelism.data
-    return float(count(said.get("num-cpu-blocks", "")) * page * engines) / service.resources.nodes
+    engines, pages = service.parallelism.data, count(said.get("num-cpu-blocks", ""))
+    # Layers with a state have those of sequences there, too: as much as the pages are, one a page at most.
+    states = min(pages, max(int(pages * page // model.state_bytes), 1)) if model.state_bytes else 0
+    return float((pages * page + states * model.state_bytes) * engines) / service.resources.nodes

@@ -95,7 +95,7 @@ class Idle:
 
     host_pages, host_page_tokens, page_size, verify_tokens = 0, 0.0, 64, 0
     keeps_states = False
-    snapshots = 0
+    snapshots, host_states, host_state_tokens = 0, 0, 0.0
     sight: Sight | None = None
     max_model_len, max_num_batched_tokens = 8192, 8192
     eos_token_ids: tuple[int, ...] = ()

@@ -114,6 +114,7 @@ class Executor(Protocol):
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
     `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
     `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
+    Where sequences have states, `host_states` of them lie beside these pages, and take `host_state_tokens` each.
     `adapters` is None where none are served. A batch verifies up to `drafting.tokens` drafts a slot and `verify_tokens`
     tokens in all; where it is None no batch does. `draft_costs` is None unless a model drafts, which keeps pages of its
     own under the same numbers and computes the `catch_ups` of a batch. `sight` is None unless layers with a window give
@@ -123,6 +124,8 @@ class Executor(Protocol):
     num_pages: int
     host_pages: int
     host_page_tokens: float
+    host_states: int
+    host_state_tokens: float
     page_size: int
     max_num_seqs: int
     max_model_len: int

@@ -144,6 +144,8 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         num_pages=executor.num_pages,
         host_pages=executor.host_pages,
         host_page_tokens=executor.host_page_tokens,
+        host_states=executor.host_states,
+        host_state_tokens=executor.host_state_tokens,
         page_size=executor.page_size,
         adapter_slots=executor.adapters.slots if executor.adapters is not None else 0,
         max_num_seqs=executor.max_num_seqs,

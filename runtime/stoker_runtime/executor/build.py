@@ -176,7 +176,8 @@ def _build(
             plan = plan_memory(config, spec, device_memory(device), weights_bytes, state, beside)
             # One scheduler counts for all.
             plan = replace(plan, pages=rank.collectives.least(plan.pages))
-            host = replace(host, pages=rank.collectives.least(host.pages))
+            least = rank.collectives.least(host.pages), rank.collectives.least(host.states.count)
+            host = replace(host, pages=least[0], states=replace(host.states, count=least[1]))
 
     def load(ahead: UploadAhead | None = None) -> list[DecoderWeights]:
         """The weights of the model, and behind them those of the draft model, if there is one."""
@@ -282,7 +283,8 @@ def _log_kv_scales(kv_dtype: str) -> None:
 
 def log_host_pool(host: HostPlan, page_size: int) -> None:
     """Say how large the pool is, and warn where it will not be used."""
-    log.info("memory: host pool %.2f GiB (%d pages of %d tokens)", host.nbytes / GIB, host.pages, page_size)
+    states = f", states of {host.states.count} sequences" if host.states.count else ""
+    log.info("memory: host pool %.2f GiB (%d pages of %d tokens%s)", host.nbytes / GIB, host.pages, page_size, states)
     if host.page_tokens > page_size:
         log.warning(
             "memory: a page of %d tokens comes back from the host in the time in which this model computes %.0f, so "

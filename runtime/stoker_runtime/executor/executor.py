@@ -32,7 +32,7 @@ from stoker_runtime.executor.graphs.step_shape import StepShape, pack_ragged, pr
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
-from stoker_runtime.executor.page_swap import PageSwap, by_page
+from stoker_runtime.executor.page_swap import PageSwap, by_page, state_swaps
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes, verify_tokens
 from stoker_runtime.executor.sleep import DeviceSleep
@@ -73,14 +73,13 @@ class Executor:
         self.plan = plan
         self.device = device
         self.num_pages = plan.pages
-        self.host_pages = host.pages
-        self.host_page_tokens = host.page_tokens
+        self.host_pages, self.host_page_tokens = host.pages, host.page_tokens
+        self.host_states, self.host_state_tokens = host.states.count, host.states.tokens
         self.page_size = config.page_size
         self.max_num_seqs = config.max_num_seqs
         self.max_model_len = config.max_model_len
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.eos_token_ids = spec.eos_token_ids
-        self.vocab_size = spec.vocab
+        self.eos_token_ids, self.vocab_size = spec.eos_token_ids, spec.vocab
         self.drafting = config.drafting
         self.verify_tokens = verify_tokens(config)
         self.start_seconds: dict[str, float] = {}
@@ -91,13 +90,13 @@ class Executor:
         # A page is one of each arena.
         arenas = (self.arena,) if drafter is None else (self.arena, *drafter.arenas)
         self._pages = [by_page(arena) for arena in arenas]
-        parts = [replace(host, page_bytes=arena[:, :, :1].nbytes) for arena in arenas if host.pages]
-        self._swaps = [PageSwap(arena, part) for arena, part in zip(arenas, parts, strict=False)]
+        held = [arena for arena in arenas if host.pages and arena.numel()]
+        self._swaps = [PageSwap(arena, replace(host, page_bytes=arena[:, :, :1].nbytes)) for arena in held]
         self.adapters = adapters
         self.sleeper: DeviceSleep | None = None
         step = AdapterStep(config, adapters, device) if adapters is not None else None
         self.body = StepBody(config, decoder, self.arena, device, make_sampler, step, drafter)
-        self._state_copies = StateCopies(self.body.states)
+        self._state_copies = StateCopies(self.body.states, state_swaps(self.body.states, host.states))
         self._decodes: tuple[int, ...] = ()
         self._adapted = False
         """Whether one of `_decodes` has an adapter."""
@@ -153,13 +152,13 @@ class Executor:
     def _apply(self, batch: Batch) -> None:
         """Page moves and copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
         if batch.swap_outs or batch.swap_ins:
-            assert self._swaps, "pages move to a host pool that there is not"
+            assert self.host_pages, "pages move to a host pool that there is not"
             for swap in self._swaps:
                 swap.move(batch.swap_outs, batch.swap_ins)
         if batch.copies:
             for pages in self._pages:
                 copy_pages(pages, pages, upload(batch.copies, self.device))
-        self._state_copies.run(batch.state_saves, batch.state_loads)
+        self._state_copies.run(batch)
         for adapter, slot in batch.adapter_loads:
             assert self.adapters is not None, "an adapter is loaded where there is no room for any"
             self.adapters.load(adapter, slot)
@@ -396,5 +395,6 @@ class Executor:
     def close(self) -> None:
         """Release graphs, device memory and the host pool."""
         self.forget_steps()
+        self._state_copies.close()
         for swap in self._swaps:
             swap.close()

@@ -1,10 +1,14 @@
-"""The host pool by arithmetic: how many KV pages it holds, whether the machine has the memory, when moving a page pays.
+"""The host pool by arithmetic: how many KV pages and states it holds, whether the machine has the memory, when moving
+them pays.
 
 A preempted sequence comes back either by copying its pages from the host or by computing its tokens again. The copy
 takes page bytes / link speed; the way out costs nothing, because it runs beside the steps. Computing takes
 2 · parameters operations a token. Both by two round figures a device: on the machine of PERF's tables (H200, PCIe 5)
 50 GB/s and 400 TFLOP/s, that is 8,000 operations for each byte; older GPUs have slower links and fewer operations, so
 the quotient, which alone decides, differs little.
+
+Where layers keep a state, a sequence is of use with its states alone, whatever its length. So states get half of the
+memory, or as much as the pages that were asked for take: at most one a page, and one at least.
 
 Invariants: pure but for `free_host_memory`, which reads two files; torch-free.
 Knows nothing of how memory is allocated or copied.
@@ -14,12 +18,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import GIB, NOTHING_BESIDE, Beside, page_bytes
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 
 LINK_BYTES_PER_SECOND = {"cuda": 50e9, "cpu": 5e9}
@@ -33,6 +39,31 @@ MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatesPlan:
+    """The host's copies of states: `count`, each of `layers` layers, of which each takes as many bytes as `parts` say
+    of what a sequence keeps there: of its convolution, and its state.
+
+    `tokens`: bringing the states of a sequence back takes as long as computing so many tokens.
+    """
+
+    count: int = 0
+    layers: int = 0
+    parts: tuple[int, ...] = ()
+    tokens: float = 0.0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's states."""
+        return self.layers * sum(self.parts)
+
+    @property
+    def swaps(self) -> tuple[HostPlan, ...]:
+        """How each part moves: a layer of a sequence is what a page is elsewhere."""
+        units = self.count * self.layers
+        return tuple(HostPlan(units, part, 0.0, max(1, min(units, LANE_BYTES // part))) for part in self.parts if units)
+
+
+@dataclass(frozen=True, slots=True)
 class HostPlan:
     """The host pool: `pages` of `page_bytes` each, 0 for none. `lane_pages` pass through one device buffer at a time.
 
@@ -43,15 +74,19 @@ class HostPlan:
     page_bytes: int
     page_tokens: float
     lane_pages: int
+    states: HostStatesPlan = HostStatesPlan()
 
     @property
     def nbytes(self) -> int:
         """Bytes on the host."""
-        return self.pages * self.page_bytes
+        return self.pages * self.page_bytes + self.states.count * self.states.state_bytes
 
     def device_bytes(self, device: str) -> int:
-        """Bytes on the device, for the buffers through which pages pass; a CPU needs none."""
-        return LANES * self.lane_pages * self.page_bytes if device == "cuda" else 0
+        """Bytes on the device, for the buffers through which pages and states pass; a CPU needs none."""
+        if device != "cuda":
+            return 0
+        own = LANES * self.lane_pages * self.page_bytes
+        return own + sum(each.device_bytes(device) for each in self.states.swaps)
 
 
 NO_HOST_POOL = HostPlan(0, 0, 0.0, 0)
@@ -69,28 +104,53 @@ def plan_host(
     """
     if not (config.num_cpu_blocks or config.swap_space):
         return NO_HOST_POOL
+    # A rank of several may have no layer that attends, or none with a state: then these take nothing.
     page = page_bytes(config, spec, beside)
-    pages = config.num_cpu_blocks or int(config.swap_space * GIB) // page
-    if not pages:
-        raise ConfigError(
-            f"swap_space is {config.swap_space:g} GiB, but one KV page is {page / GIB:.4f} GiB; "
-            "raise --swap-space or leave it out.",
-            param="swap_space",
-        )
+    states = _states(config, spec)
+    pages, count = _divide(config, page, states)
+    plan = HostPlan(pages, page, 0.0, 1, replace(states, count=count))
     free = free_memory()
-    if pages * page > free:
+    if plan.nbytes > free:
         if config.num_cpu_blocks:
-            name, asked, most = "num_cpu_blocks", f"{pages} pages", f"{free // page}"
+            name, asked = "num_cpu_blocks", f"{pages} pages"
+            most = f"{pages * free // plan.nbytes}"
         else:
             name, asked, most = "swap_space", f"{config.swap_space:g} GiB", f"{int(free / GIB * 10) / 10:g}"
         raise ConfigError(
-            f"{name} asks for {asked} ({pages * page / GIB:.2f} GiB of host memory), but {free / GIB:.2f} GiB "
+            f"{name} asks for {asked} ({plan.nbytes / GIB:.2f} GiB of host memory), but {free / GIB:.2f} GiB "
             f"are free; lower --{name.replace('_', '-')} to {most} or less.",
             param=name,
         )
-    seconds = page / LINK_BYTES_PER_SECOND[config.device]
-    rate = OPERATIONS_PER_SECOND[config.device] / spec.active_bytes("bfloat16")
-    return HostPlan(pages, page, seconds * rate, max(1, min(pages, LANE_BYTES // page)))
+    rate = OPERATIONS_PER_SECOND[config.device] / spec.active_bytes("bfloat16") / LINK_BYTES_PER_SECOND[config.device]
+    states = replace(plan.states, tokens=states.state_bytes * rate)
+    lane = max(1, min(pages, LANE_BYTES // max(page, 1)))
+    return replace(plan, page_tokens=page * rate, lane_pages=lane, states=states)
+
+
+def _states(config: EngineConfig, spec: ModelSpec) -> HostStatesPlan:
+    """What the states of a sequence are made of; nothing where no layer keeps one."""
+    if spec.recurrent is None:
+        return HostStatesPlan()
+    window, state = prod(spec.recurrent.window), prod(spec.recurrent.shape)
+    return HostStatesPlan(0, spec.recurrent.layers, (window * ITEM_BYTES[config.dtype], state * ITEM_BYTES["float32"]))
+
+
+def _divide(config: EngineConfig, page: int, states: HostStatesPlan) -> tuple[int, int]:
+    """(pages, states) that the memory is for. Raises ConfigError where it has no room for one of each."""
+    state, room = states.state_bytes, int(config.swap_space * GIB)
+    if config.num_cpu_blocks:
+        pages = config.num_cpu_blocks
+        return pages, min(pages, max(pages * page // max(state, 1), 1)) if states.parts else 0
+    if room < page + state:
+        what = "the states of one sequence and a KV page are" if state else "one KV page is"
+        raise ConfigError(
+            f"swap_space is {config.swap_space:g} GiB, but {what} {(page + state) / GIB:.4f} GiB; "
+            "raise --swap-space or leave it out.",
+            param="swap_space",
+        )
+    count = min(max(room // 2 // max(state, 1), 1), (room - page) // max(state, 1)) if states.parts else 0
+    pages = (room - count * state) // max(page, 1)
+    return pages, min(count, pages)
 
 
 def free_host_memory() -> int:

@@ -29,7 +29,7 @@ import torch
 from stoker_kernels.pages import copy_pages
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.arena import upload
-from stoker_runtime.executor.host_memory import LANES, HostPlan
+from stoker_runtime.executor.host_memory import LANES, HostPlan, HostStatesPlan
 from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
 
 Moves = Sequence[tuple[int, int]]
@@ -50,7 +50,7 @@ class PageSwap:
     def __init__(self, arena: torch.Tensor, plan: HostPlan) -> None:
         """`arena [layers, caches, pages, Hkv, B, D]`. Raises ConfigError when the host's memory cannot be pinned."""
         self._pages = by_page(arena)
-        memory = mmap.mmap(-1, plan.nbytes)
+        memory = mmap.mmap(-1, plan.pages * plan.page_bytes)
         self._host = torch.frombuffer(memory, dtype=self._pages.dtype).view(plan.pages, *self._pages.shape[1:])
         self._on_gpu = arena.device.type == "cuda"
         if self._on_gpu:
@@ -150,6 +150,14 @@ def by_page(arena: torch.Tensor) -> torch.Tensor:
     layers, caches, pages = arena.shape[:3]
     words = arena.view(torch.int64 if arena.shape[-1] * arena.itemsize % 8 == 0 else torch.uint8)
     return words.view(layers * caches, pages, math.prod(words.shape[3:])).transpose(0, 1)
+
+
+def state_swaps(states: Sequence[torch.Tensor], plan: HostStatesPlan) -> list[PageSwap]:
+    """Host memory for copies of `states` (`[layers, rows, …]` each). What a page is elsewhere is a layer of a row here:
+    number layer · rows + row on the device, row · layers + layer on the host. Errors as `PageSwap`.
+    """
+    parts = zip(states, plan.swaps, strict=False)
+    return [PageSwap(each.flatten(0, 1).flatten(1)[None, None, :, None, None], part) for each, part in parts]
 
 
 def runs(numbers: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -142,14 +142,12 @@ def sequence_state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raises ConfigError for settings that a model with states does not go with: what moves or cuts them."""
+    """Raises ConfigError for settings that a model with states does not go with: what cuts or tells of them."""
     if spec.recurrent is None:
         return
     clashes = (
         (config.enable_lora and config.ranks > 1, "enable_lora",
          "adapters of layers with a state are not cut into ranks"),
-        (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
-         "states are not moved to the host, and preempted sequences go on from the last ones that were kept"),
         (config.publishes_kv_events, "kv_events_config", "a cached page is of use where its states are kept, too"),
     )  # fmt: skip
     for given, name, why in clashes:

@@ -89,10 +89,10 @@ class Snapshots:
         if key in self._usual:
             self._spare[key] = self._usual.pop(key)
 
-    def page_given_up(self, key: bytes) -> None:
-        """The page at whose end a snapshot would be is gone."""
-        if self.has(key):
-            self._give_up(key)
+    def page_given_up(self, key: bytes) -> int | None:
+        """The page at whose end a snapshot would be is gone: the row that it had, if there was one and it was written.
+        """
+        return self._give_up(key) if self.has(key) else None
 
     def take_saves(self) -> Moves:
         """(slot, row) of the step that is launched next."""
@@ -116,7 +116,7 @@ class Snapshots:
         assert set(self._saves) <= set(held), "states are saved for nobody"
         assert all(map(is_cached, keys)), "a snapshot outlived its page"
 
-    def _give_up(self, key: bytes) -> None:
+    def _give_up(self, key: bytes) -> int | None:
         row = next(kind for kind in self._kinds if key in kind).pop(key)
-        self._saves.pop(row, None)
         self._free.append(row)
+        return row if self._saves.pop(row, None) is None else None

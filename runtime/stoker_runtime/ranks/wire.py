@@ -21,7 +21,8 @@ from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 STEP, IDLE, STOP, ADAPTER = 1, 2, 3, 4
 """The first number of a message: run a batch; prepare something small; end; an adapter. Others are of `sleep.py`."""
 SAME, GIVEN = 0, 1
-PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads", "state_saves", "state_loads")
+PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads", "state_saves", "state_loads",
+               "state_outs", "state_ins")  # fmt: skip
 
 
 class Wire:

@@ -7,6 +7,7 @@ Knows nothing of pages or policies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stoker_runtime.kvcache.host_pool import Moves
@@ -46,8 +47,8 @@ class Draft:
         chunks = zip(self.chunks, self.prefilling, strict=True)
         return self.decoding + tuple(sequence for chunk, sequence in chunks if chunk.sample)
 
-    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves, adapter_loads: Moves, state_saves: Moves) -> Batch:
-        """The immutable description of this step."""
+    def batch(self, step: int, moves: Mapping[str, Moves]) -> Batch:
+        """The immutable description of this step; `moves` by the fields that they are."""
         return Batch(
             step=step,
             decodes=self.decodes,
@@ -55,14 +56,11 @@ class Draft:
             assigns=tuple(self.assigns),
             page_updates=tuple(self.page_updates),
             copies=tuple(self.copies),
-            swap_outs=swap_outs,
-            swap_ins=swap_ins,
-            adapter_loads=adapter_loads,
-            state_saves=state_saves,
             state_loads=tuple(self.state_loads),
             drafts=self.drafts,
             draft_caps=self.draft_caps,
             catch_ups=tuple(self.catch_ups),
+            **moves,
         )
 
 

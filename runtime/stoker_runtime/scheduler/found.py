@@ -20,4 +20,6 @@ class Found:
     near: list[Place] = field(default_factory=list)
     """Of layers with a window that give up pages: those in sight of what follows, on the device."""
     cached: int = 0
-    """Where layers keep a state: pages on the device, of which those without a state to go on from are no hit."""
+    """Where layers keep a state: pages that are there, of which those without a state to go on from are no hit."""
+    state: int | None = None
+    """The host's row of the states behind what is covered; None: they are on the device, or nothing is covered."""

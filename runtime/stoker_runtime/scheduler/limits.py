@@ -28,8 +28,9 @@ _checked: tuple[tuple[int, ...], int] = ((), 0)
 class SchedulerConfig:
     """The sizes of the device and the rules of the queue; all decided, no zeros but for `host_pages`: no host pool.
 
-    `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. A step has rows
-    of at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
+    `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. Where sequences
+    have states, `host_states` of them lie beside the pages, each of which takes `host_state_tokens`. A step has rows of
+    at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
     A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
     all, of fewer than `draft_batch_limit` sequences (0: of any number). `draft_costs`: a model drafts, at these costs.
     `shares_prompts`: pages are all that a sequence has of its prompt, so that others of its family may take them.
@@ -51,6 +52,8 @@ class SchedulerConfig:
     seed: int = 0
     host_pages: int = 0
     host_page_tokens: float = 0.0
+    host_states: int = 0
+    host_state_tokens: float = 0.0
     adapter_slots: int = 0
     journal: CacheJournal | None = None
     drafts: int = 0

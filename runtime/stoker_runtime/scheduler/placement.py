@@ -8,8 +8,8 @@ Invariants: a sequence has a slot exactly while it has pages, and its pages cove
 are offered to the prefix cache only after the step that fills them was launched. What is released may be named by
 the next batch at once: the device runs batches in order, so a step still in flight is over before it is reused.
 Where layers with a window give up pages, `near.py` keeps the books of theirs, and where layers keep a state,
-`prefix_states.py` those of prefixes; there is no host pool then, sequences of a family share the prefix cache alone,
-and a prompt's last page is always computed.
+`prefix_states.py` those of prefixes; sequences of a family share the prefix cache alone then, and a prompt's last page
+is always computed. Beside pages that are given up there is no host pool.
 Knows nothing of policies, budgets or outcomes.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.host_pool import HostPool, Moves
+from stoker_runtime.kvcache.host_states import HostStates
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.kvcache.sight import Sight
@@ -29,6 +30,7 @@ from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.near import NearPages
 from stoker_runtime.scheduler.prefix_states import PrefixStates
 from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
+from stoker_runtime.scheduler.state_lookup import find_with_states
 from stoker_runtime.step.batch import PageUpdate
 
 
@@ -44,19 +46,18 @@ class Placement:
         sight: Sight | None = None,
         states: PrefixStates | None = None,
     ) -> None:
-        alone = sum(each is not None for each in (host, sight, states)) <= 1
-        assert alone, "the host pool knows nothing of states and of pages that are given up, nor these of each other"
+        alone = sight is None or (host is None and states is None)
+        assert alone, "the host pool and states know nothing of pages that are given up"
+        assert host is None or states is None or host.states is not None, "pages move to the host without their states"
         self.pages = pages
         self.states = states
-        if states is not None:
-            pages.on_evict = lambda _, key: states.snapshots.page_given_up(key)
         self.near = None if sight is None else NearPages(pages, sight)
         self.growth = 1 if sight is None else 1 + sight.parts
         """Pages that the next `page_size` tokens of a sequence take."""
         self.adapters = AdapterSlots(adapter_slots)
         self.host = host
-        if host is not None:
-            pages.on_evict = host.evicted
+        if host is not None or states is not None:
+            pages.on_evict = self._evicted
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.queries = 0
@@ -67,7 +68,8 @@ class Placement:
         """Of the tokens not found there, those looked up in the host pool, and found there."""
         self.swapped = 0
         """Sequences that wait and have pages stored on the host."""
-        self._copy_sources: list[int] = []
+        self.copy_sources: list[int] = []
+        """Pages that the next batch copies, held until it was launched."""
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> Placement:
@@ -75,7 +77,9 @@ class Placement:
         size, caching = config.page_size, config.prefix_caching
         host = None
         if config.host_pages:
-            host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=config.host_page_tokens)
+            kept = HostStates(config.host_states, config.host_state_tokens) if config.host_states else None
+            tokens = config.host_page_tokens
+            host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=tokens, states=kept)
         pages = PageManager(config.num_pages, size, prefix_caching=caching)
         pages.journal = config.journal
         if config.draft_costs is not None:
@@ -103,9 +107,8 @@ class Placement:
             device = device[: self.near.covered(keys, len(device))]
             return Found(device, [], len(device) * size, self.near.found(keys, len(device)))
         at = len(device)
-        if self.states is not None:
-            covered = self.states.covered(sequence, at)
-            return Found(device[:covered], [], covered * size, cached=at)
+        if self.states is not None or (host is not None and host.states is not None):
+            return find_with_states(sequence, device, limit, size, host, self.states)
         if host is None:
             return Found(device, [], at * size)
         found = host.match(keys, limit if stored is None else min(limit, stored.first), at)
@@ -154,6 +157,9 @@ class Placement:
         if fresh + near + whole > room - pages.idle_among(cached):
             return False
         pages.acquire(cached)
+        if self.host is not None and found.state is not None:
+            # Before pages are taken: those that the device gives up may take states' places on the host.
+            self.host.bring_state(found.state, self.free_slots[-1])
         if self.near is not None:
             self.near.enter(sequence, found.near, len(cached))
         sequence.pages = cached + self._blank(sequence, found.host, fresh)
@@ -164,7 +170,7 @@ class Placement:
         self._count_lookup(sequence, len(cached) * pages.page_size)
         self._enter(sequence, draft)
         if self.states is not None:
-            self.states.enter(sequence, len(cached), found.cached, draft)
+            self.states.enter(sequence, found, draft)
         return True
 
     def _blank(self, sequence: Sequence, found: list[int], count: int) -> list[int]:
@@ -198,7 +204,7 @@ class Placement:
         sequence.computed = covered
         if rest:
             pages.acquire([source.pages[whole]])
-            self._copy_sources.append(source.pages[whole])
+            self.copy_sources.append(source.pages[whole])
             draft.copies.append((source.pages[whole], sequence.pages[whole]))
         self._enter(sequence, draft)
         return True
@@ -274,14 +280,16 @@ class Placement:
         """Take slot and pages back, and copy to the host what no other sequence holds, if there is room and it pays."""
         if self.host is not None:
             self.publish(sequence)
-            count = self.pages.pages_for(sequence.computed)
+            # States are those behind what was drafted and counts, of which the pages are needed, too.
+            ahead = sequence.ahead if self.host.states is not None else 0
+            count = self.pages.pages_for(sequence.computed + ahead)
             first = self.pages.shared_prefix(sequence.pages[:count])
-            if first < count:
+            if first < count or (count and self.host.states is not None):
                 own = sequence.pages[first:count]
                 # A prompt's keys are known before all of it is computed: its last page here may not deserve one yet.
                 keys = sequence.keys[first : sequence.computed // self.pages.page_size]
-                sequence.stored = self.host.store(own, keys, first, sequence.computed)
-                self.swapped += sequence.stored is not None
+                stored = self.host.store(own, keys, first, sequence.computed, ahead, sequence.slot)
+                sequence.stored, self.swapped = stored, self.swapped + (stored is not None)
         self.release(sequence)
         self.adapters.queue(sequence.request.adapter, 1)
         sequence.computed = sequence.ahead = 0
@@ -319,17 +327,22 @@ class Placement:
 
     def settle_copies(self) -> None:
         """The copies of the last batch were launched: let go of their sources."""
-        if self._copy_sources:
-            self.pages.release(self._copy_sources)
-            self._copy_sources = []
+        if self.copy_sources:
+            self.pages.release(self.copy_sources)
+            self.copy_sources = []
         if self.host is not None:
             self.host.settle()
 
-    def take_moves(self) -> tuple[Moves, Moves, Moves, Moves]:
-        """What the next batch moves: pages to the host and back, adapters to their slots, states that are kept."""
-        out, back = ((), ()) if self.host is None else self.host.take_moves()
-        saves = () if self.states is None else self.states.snapshots.take_saves()
-        return out, back, self.adapters.take_loads(), saves
+    def take_moves(self) -> dict[str, Moves]:
+        """What the next batch moves, by its fields: pages and states to the host and back, adapters, states to keep."""
+        moves = {"adapter_loads": self.adapters.take_loads()}
+        if self.host is not None:
+            moves["swap_outs"], moves["swap_ins"] = self.host.take_moves()
+            if self.host.states is not None:
+                moves["state_outs"], moves["state_ins"] = self.host.states.take_moves()
+        if self.states is not None:
+            moves["state_saves"] = self.states.snapshots.take_saves()
+        return moves
 
     def clear_caches(self) -> None:
         """Forget what is cached on the device and on the host, for when nothing there can be trusted."""
@@ -354,32 +367,19 @@ class Placement:
             stats.host_queries, stats.host_hits = self.host_queries, self.host_hits
             stats.pages_swapped_out, stats.pages_swapped_in = host.moved_out, host.moved_in
 
-    def check(self, sequences: list[Sequence], waiting: list[Sequence]) -> None:
-        """Raise AssertionError unless slots and pages are those of `sequences`, and the host's of those `waiting`."""
-        slots = [sequence.slot for sequence in sequences]
-        assert NO_SLOT not in slots, "a sequence is placed without a slot"
-        assert sorted(slots + self.free_slots) == list(range(self.num_slots)), "slots are lost or shared"
-        for sequence in sequences:
-            upper = sequence.computed + sequence.ahead
-            assert upper <= self.capacity(sequence), f"{sequence.request.id} outgrew its pages"
-            assert sequence.stored is None, f"{sequence.request.id} runs and is stored on the host"
-            if self.near is not None:
-                self.near.check(sequence)
-        placed = [(sequence.request.adapter, sequence.adapter_slot) for sequence in sequences]
-        self.adapters.check(placed, (sequence.request.adapter for sequence in waiting))
-        self.pages.check([*(sequence.all_pages for sequence in sequences), self._copy_sources])
-        if self.states is not None:
-            self.states.snapshots.check(self.pages.is_cached)
-        stored = [sequence.stored for sequence in waiting if sequence.stored is not None]
-        assert len(stored) == self.swapped, "sequences on the host are miscounted"
+    def _evicted(self, page: int, key: bytes) -> None:
+        """The device gives up a cached page, and what is kept beside it."""
         if self.host is not None:
-            self.host.check(stored)
+            self.host.evicted(page, key)
+        row = None if self.states is None else self.states.snapshots.page_given_up(key)
+        if self.host is not None and row is not None:
+            self.host.evicted_snapshot(key, row)
 
     def _copy_last(self, sequence: Sequence, draft: Draft) -> None:
         source = sequence.pages[-1]
         copy = self.pages.copy_on_write(source)
         draft.copies.append((source, copy))
-        self._copy_sources.append(source)
+        self.copy_sources.append(source)
         sequence.pages[-1] = copy
 
     def _count_lookup(self, sequence: Sequence, on_device: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.snapshots import Snapshots
 from stoker_runtime.scheduler.draft import Draft
+from stoker_runtime.scheduler.found import Found
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.sequence import Sequence
 
@@ -35,17 +36,14 @@ class PrefixStates:
             return None
         return cls(Snapshots(config.snapshots, config.max_num_seqs), pages, config.snapshot_tokens)
 
-    def covered(self, sequence: Sequence, pages: int) -> int:
-        """How many of a prefix's cached `pages` are a hit: those up to a snapshot, and never the last token."""
-        return self.snapshots.longest(sequence.keys, min(pages, (len(sequence.tokens) - 1) // self._size))
-
-    def enter(self, sequence: Sequence, covered: int, cached: int, draft: Draft) -> None:
-        """A sequence that got its slot goes on behind `covered` pages; `cached` pages were there of its prefix."""
-        if covered:
-            draft.state_loads.append((self.snapshots.use(sequence.keys[covered - 1]), sequence.slot))
+    def enter(self, sequence: Sequence, found: Found, draft: Draft) -> None:
+        """A sequence that got its slot goes on from what was `found`."""
+        if found.covered and found.state is None:
+            key = sequence.keys[found.covered // self._size - 1]
+            draft.state_loads.append((self.snapshots.use(key), sequence.slot))
         whole = (len(sequence.tokens) - 1) // self._size
-        marks, last = [], covered * self._size
-        for end in (min(cached, whole) * self._size, whole * self._size):
+        marks, last = [], found.covered
+        for end in (min(found.cached, whole) * self._size, whole * self._size):
             if end - last >= max(self._least, 1):
                 marks.append(end)
                 last = end

@@ -118,7 +118,7 @@ class Scheduler:
         if self.speculation is not None and not draft.chunks:
             self.speculation.extend(draft, self._step + 1)
         self._step += 1
-        batch = draft.batch(self._step, *self._placement.take_moves())
+        batch = draft.batch(self._step, self._placement.take_moves())
         self._launched_prefills = tuple(draft.prefilling)
         self._flights.append(Flight(batch, draft.sampled, self._launched_prefills))
         return batch

@@ -69,7 +69,8 @@ class Batch:
     (device page, host page), `swap_ins` (host page, device page). `adapter_loads` are (adapter, slot): what the host
     holds of an adapter goes to that slot before the forward, and no row of this step used what was there. `state_saves`
     are (slot, row) and `state_loads` (row, slot), copies between the states of slots and those that are kept of
-    prefixes, whose rows are behind the slots: before the forward, all saves before any load.
+    prefixes, whose rows are behind the slots: before the forward, all saves before any load. `state_outs` are (row of
+    these, host row) and run before the saves, `state_ins` are (host row, slot) and run after the loads.
     With `drafts` there are no prefills: each decode runs its last token and up to `draft_caps[row]` ≤ `drafts` tokens
     that the device drafts behind it, and gets a token for each that is accepted and one more. `catch_ups` are chunks
     of decoding slots that the draft model alone computes, before it drafts; a batch with prefills has none.
@@ -89,6 +90,8 @@ class Batch:
     catch_ups: tuple[PrefillChunk, ...] = ()
     state_saves: tuple[tuple[int, int], ...] = ()
     state_loads: tuple[tuple[int, int], ...] = ()
+    state_outs: tuple[tuple[int, int], ...] = ()
+    state_ins: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -371,6 +371,7 @@ def describe_host(host: HostPlan, page_size: int) -> str:
     if not host.pages:
         return "none (--swap-space, --num-cpu-blocks): preempted sequences are computed again"
     size = f"{gib(host.nbytes)}: {host.pages} pages, {host.pages * page_size:,} tokens"
+    size += f", states of {host.states.count} sequences" if host.states.count else ""
     if host.page_tokens > page_size:
         return f"{size}; not used: this model computes a page sooner than it comes back"
     return f"{size}; bringing a page back takes the time of {host.page_tokens:.1f} of its {page_size} tokens"

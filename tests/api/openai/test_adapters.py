@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from api_server import CLIENT, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from server_process import FRESH, ServerProcess
+from waiting import TRIES
 
 from stoker_runtime import LLM, LoRARequest, SamplingParams
 
 HIDDEN, LAYERS, FFN, KV = 64, 2, 128, 32
 SIZES = {"q_proj": (64, 64), "v_proj": (KV, 64), "o_proj": (64, 64), "gate_proj": (FFN, 64), "down_proj": (64, FFN)}
+MOST_PAUSE = 0.05
+"""Seconds that a load or an unload may hold up a stream of somebody else."""
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -170,6 +175,44 @@ def test_adapters_come_and_go_while_streams_run(
     assert load(adapted, "sql", folders["sql"], load_inplace=True).status_code == 200
     assert said(complete(adapted, "sql")) == expected["sql"]
     assert unload(adapted, "law").status_code == 200
+
+
+def longest_pause(server: ServerProcess, during: Callable[[], None]) -> float:
+    """The longest time between two events of a stream that runs `during` something and a little longer, in seconds."""
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
+    worker, gaps = threading.Thread(target=during), []
+    with CLIENT.stream("POST", f"{server.url}/v1/completions", json=body, headers=FRESH, timeout=120) as stream:
+        last = 0.0
+        for _ in stream.iter_lines():
+            now = time.perf_counter()
+            if last:
+                gaps.append(now - last)
+            last = now
+            if len(gaps) == 10:
+                worker.start()
+            elif len(gaps) > 10 and not worker.is_alive():
+                break
+        assert not worker.is_alive(), "the stream was over before"
+    worker.join()
+    return max(gaps[10:])
+
+
+def test_no_stream_pauses_while_adapters_come_and_go(adapted: ServerProcess, tmp_path: Path) -> None:
+    """Of the largest rank, three times, each with what says something through it; a busy machine is late at random."""
+    large = write_adapter(tmp_path / "large", 23, rank=16)
+
+    def come_and_go() -> None:
+        for _ in range(3):
+            assert load(adapted, "large", large).status_code == 200
+            assert len(said(complete(adapted, "large", max_tokens=2))) == 2
+            assert unload(adapted, "large").status_code == 200
+
+    found: list[float] = []
+    while len(found) < TRIES:
+        found.append(longest_pause(adapted, come_and_go))
+        if found[-1] < MOST_PAUSE:
+            return
+    raise AssertionError(f"the longest pause of a stream, by try, in seconds: {found}")
 
 
 def running_adapters(server: ServerProcess) -> str:

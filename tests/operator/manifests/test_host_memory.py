@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,12 @@ from stoker_operator.manifests.host_memory import ENGINE_GIB, HostMemory, host_m
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.host_memory import plan_host
+from stoker_runtime.executor.resolve import resolve
+from stoker_runtime.fetch.report.shape import shape_of
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
 from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -64,6 +72,23 @@ def test_pages_are_of_the_caches_type(service: Build, dtype: str, gpus: int, byt
     found = host_memory(service(model=model, resources={"gpus": gpus}, runtime=runtime), SEVEN_B)
     assert found is not None
     assert found.pool * 2**30 == 100 * 16 * TOKEN // 2 * bytes_each
+
+
+@pytest.mark.parametrize("pages", [3, 41, 9000])
+@pytest.mark.parametrize("shape", ["nemotron-h-8b", "qwen3-next-80b-a3b@7"])
+def test_states_lie_there_beside_pages_as_the_engine_has_them(service: Build, shape: str, pages: int) -> None:
+    found, spec = shape_of(Path(f"shape:{shape}")), build_spec(read_source(f"shape:{shape}"))
+    model = replace(
+        SEVEN_B, layers=found["layers"], kv_heads=found["kvHeads"], head_dim=found["headDim"],
+        state_bytes=found["stateBytes"],
+    )  # fmt: skip
+    runtime = {"args": ["--num-cpu-blocks", str(pages)]}
+    counted = host_memory(service(resources={"gpus": 1}, runtime=runtime), model)
+    config = resolve(EngineConfig(model="m", num_cpu_blocks=pages, dtype="bfloat16"), spec, "cuda")
+    plan = plan_host(config, spec, lambda: 1 << 60)
+    assert counted is not None
+    assert plan.states.count > 0
+    assert counted.pool * 2**30 == pytest.approx(plan.nbytes)
 
 
 @pytest.mark.parametrize("size", ["", "many", "-1", "nan", "inf"])

@@ -7,10 +7,10 @@ another, and that what is brought to the device lies in host memory; tokens are 
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import Future
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as some
 from tests.runtime.engine.uniform_executor import UniformAdapters, UniformExecutor
 
 from stoker_runtime.config import EngineConfig
@@ -19,6 +19,7 @@ from stoker_runtime.errors import NotFoundError, RequestError, StokerError, Unsu
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
 
+SCHEDULES = 250
 NAMES = ("ada", "bo", "cy", "di", "eve")
 
 
@@ -62,11 +63,20 @@ class World:
                 assert sequence.tokens[sequence.prompt_length :].tolist() == expected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=some.integers(0, 2**32), slots=some.integers(1, 3), spare=some.integers(0, 2), pages=some.integers(12, 40))
-def test_random_schedules_with_adapters(seed: int, slots: int, spare: int, pages: int) -> None:
-    rng = random.Random(seed)
-    world = World(slots, slots + spare, num_pages=pages, max_num_seqs=5, max_num_batched_tokens=24)
+@pytest.mark.matrix(take=1)
+@pytest.mark.parametrize("block", range(8))
+def test_random_schedules_with_adapters(block: int) -> None:
+    for seed in range(block * SCHEDULES, (block + 1) * SCHEDULES):
+        try:
+            run_schedule(random.Random(seed))
+        except AssertionError as error:
+            raise AssertionError(f"schedule {seed}: {error}") from error
+
+
+def run_schedule(rng: random.Random) -> None:
+    slots = rng.randint(1, 3)
+    sizes = {"num_pages": rng.randint(12, 40), "max_num_seqs": 5, "max_num_batched_tokens": 24}
+    world = World(slots, slots + rng.randint(0, 2), **sizes)
     shared = tuple(rng.randrange(1, 64) for _ in range(20))
     world.load(NAMES[0])
     world.settle()
@@ -134,6 +144,30 @@ def test_an_adapter_in_use_is_unloaded_after_its_last_request() -> None:
     world.load("ada")
     world.settle()
     assert world.loop.adapters.served["ada"].number != number, "what it left in the prefix cache is another's"
+
+
+def test_nobody_waits_for_a_folder_that_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, 2)
+    holder, let_go = world.executor.adapters, threading.Event()
+    assert holder is not None
+    slowly: Future[UniformAdapters] = Future()
+    monkeypatch.setattr(holder, "begin", lambda number, path: slowly)
+    world.load("ada")
+    running = world.add((1, 2, 3), 30, None)
+    # Nobody sets the folder's result: were there a wait for it, nothing here would end.
+    guard = threading.Timer(30, let_go.set)
+    guard.start()
+    while running.finish is None and not let_go.is_set():
+        world.step()
+    guard.cancel()
+    assert running.finish is not None, "a text waited for a folder"
+    assert world.loop.adapters.busy
+    assert not world.told
+    slowly.set_result(holder)
+    world.settle()
+    assert world.told == [None]
+    world.add((4, 5), 3, "ada")
+    world.run()
 
 
 def test_a_load_that_fails_leaves_everything_as_it_was() -> None:

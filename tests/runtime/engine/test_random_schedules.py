@@ -74,6 +74,8 @@ class Scenario:
             draft_costs=DraftCosts(0.1, 0.001) if model else None,
             sight=sight,
             snapshots=rng.choice([0, 1, 2, 5, 20]) if states else None,
+            host_states=rng.choice([1, 2, 5, 30]) if states and swap else 0,
+            host_state_tokens=rng.choice([0.0, 0.0, 3.0]) if states and swap else 0.0,
         )
         config = EngineConfig(
             model="uniform",

@@ -140,14 +140,17 @@ class UniformExecutor:
         draft_costs: DraftCosts | None = None,
         sight: Sight | None = None,
         snapshots: int | None = None,
+        host_states: int = 0,
+        host_state_tokens: float = 0.0,
     ) -> None:
         """`snapshots`: sequences have states, and so many of prefixes may be kept; None: they have none."""
+        self.host_states, self.host_state_tokens = host_states, host_state_tokens
         self.keeps_states, self.snapshots = snapshots is not None, snapshots or 0
         self.states: StateDevice | None = None
         if snapshots is not None:
             from tests.runtime.engine.state_device import StateDevice
 
-            self.states = StateDevice(max_num_seqs, snapshots)
+            self.states = StateDevice(max_num_seqs, snapshots, host_states)
         self.num_pages = num_pages
         self.host_pages = host_pages
         self.host_page_tokens = host_page_tokens
@@ -201,6 +204,7 @@ class UniformExecutor:
         else:
             assert not batch.state_saves, "states are kept where there are none"
             assert not batch.state_loads, "states are brought back where there are none"
+            assert not batch.state_outs + batch.state_ins, "states go to the host where there are none"
         for number, slot in batch.adapter_loads:
             assert self.adapters is not None
             assert number in self.adapters.copies, f"adapter {number} is not in host memory"

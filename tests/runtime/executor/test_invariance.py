@@ -182,17 +182,19 @@ def test_no_schedule_changes_a_bit_on_a_gpu(
         assert graphed.generate_tokens(prompts, params) == alone
 
 
+@pytest.mark.matrix(take=1)
 @pytest.mark.parametrize(
-    ("device", "name", "count"),
+    ("device", "name", "count", "seed"),
     [
-        ("cpu", "shape:tiny", 30),
-        pytest.param("cuda", "smollm2", 1000, marks=pytest.mark.gpu),
-        pytest.param("cuda", "shape:qwen3-0.6b", 300, marks=pytest.mark.gpu),
+        # A thousand requests in all.
+        *(("cpu", "shape:tiny", 50, block) for block in range(20)),
+        pytest.param("cuda", "smollm2", 1000, 1000, marks=pytest.mark.gpu),
+        pytest.param("cuda", "shape:qwen3-0.6b", 300, 300, marks=pytest.mark.gpu),
     ],
 )
-def test_texts_of_a_crowd_are_those_of_lone_runs(device: str, name: str, count: int) -> None:
+def test_texts_of_a_crowd_are_those_of_lone_runs(device: str, name: str, count: int, seed: int) -> None:
     """Half of them sampled; within graphs on a GPU, by one engine, so that prefixes are cached, too."""
-    rng = random.Random(count)
+    rng = random.Random(seed)
     model = str(real_models.smollm2()) if name == "smollm2" else name
     sizes: dict[str, Any] = {"dtype": "bfloat16", "quantization": "none"} if device == "cuda" else {"cpu_threads": 1}
     sizes |= {"max_num_seqs": 6, "num_gpu_blocks": 12} if device == "cpu" else {"max_num_seqs": 230}

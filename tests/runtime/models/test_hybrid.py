@@ -180,8 +180,6 @@ def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"enable_lora": True, "tensor_parallel_size": 2}, "enable_lora cannot go with"),
-        ({"swap_space": 1.0}, "swap_space cannot go with"),
-        ({"num_cpu_blocks": 7}, "num_cpu_blocks cannot go with"),
         ({"kv_events_config": KvEventsConfig(enable_kv_cache_events=True)}, "kv_events_config cannot go with"),
     ],
 )

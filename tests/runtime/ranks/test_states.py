@@ -18,6 +18,7 @@ from tests.runtime.ranks.test_kinds import DELTA_SHARED, MAMBA_SHARED
 from tests.runtime.ranks.test_tokens import alone
 
 from stoker_runtime import LLM
+from stoker_runtime.executor.host_memory import OPERATIONS_PER_SECOND
 from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.sampling_params import SamplingParams as OfflineParams
@@ -43,17 +44,21 @@ def asked(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, [replace(each, max_tokens=min(each.max_tokens, 24), ignore_eos=True) for each in drawn]
 
 
-@pytest.mark.parametrize(("tensors", "stages"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(("tensors", "stages", "hosted"), [(4, 1, 0), (2, 2, 40)])
 @pytest.mark.parametrize("name", MODELS)
 def test_crowding_preemption_and_sleep_change_no_token(
-    name: str, tensors: int, stages: int, ranks: Ranks, tmp_path: Path
+    name: str, tensors: int, stages: int, hosted: int, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So small a model computes its states sooner than they are copied; here they are to move.
+    monkeypatch.setitem(OPERATIONS_PER_SECOND, "cpu", 1.0)
     model = save(name, tmp_path)
     prompts, params = asked(131)
     roomy = {"max_num_seqs": 1, "max_num_batched_tokens": 128}
     whole = [alone(model, [each], [one], **roomy)[0] for each, one in zip(prompts[:3], params[:3], strict=True)]
     whole += alone(model, prompts[3:], params[3:], max_num_batched_tokens=128)
-    with ranks(model, **CROWDED, tensor_parallel_size=tensors, pipeline_parallel_size=stages) as llm:
+    sizes = {"tensor_parallel_size": tensors, "pipeline_parallel_size": stages, "num_cpu_blocks": hosted,
+             "num_gpu_blocks": 9 - (hosted > 0)}  # fmt: skip
+    with ranks(model, **CROWDED | sizes) as llm:
         assert llm.generate_tokens(prompts, params) == whole
         stats = llm.engine.stats()
         llm.engine.scheduler.check()
@@ -61,6 +66,7 @@ def test_crowding_preemption_and_sleep_change_no_token(
         llm.wake_up()
         assert llm.generate_tokens(prompts[:4], params[:4]) == whole[:4]
     assert stats.preemptions > 0
+    assert (stats.pages_swapped_in > 0) == (hosted > 0), "states went to the host with their pages, and came back"
     assert 0 < stats.prefix_hits <= stats.prefix_queries, "states of prefixes are kept on every rank"
 
 
@@ -109,7 +115,7 @@ def test_a_stage_may_have_no_state_or_nothing_to_attend_to(
     model = save(name, tmp_path, **changes)
     prompts, params = asked(131)
     whole = alone(model, prompts, params)
-    with ranks(model, **CROWDED, pipeline_parallel_size=stages) as llm:
+    with ranks(model, **CROWDED, pipeline_parallel_size=stages, num_cpu_blocks=40) as llm:
         assert llm.generate_tokens(prompts, params) == whole
         executor: Any = llm.engine.executor
         own = executor.decoder.spec.recurrent

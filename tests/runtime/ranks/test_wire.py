@@ -54,6 +54,8 @@ class Some:
             tuple(self.chunk() for _ in range(self._rng.randrange(3))),
             self.pairs(),
             self.pairs(),
+            self.pairs(),
+            self.pairs(),
         )
 
 
@@ -74,4 +76,4 @@ def test_commands_are_no_batches() -> None:
 def test_a_decode_of_the_same_sequences_is_short_however_many_they_are() -> None:
     writer = Wire()
     first = writer.encode(Batch(1, tuple(range(500))))
-    assert len(writer.encode(Batch(2, tuple(range(500))))) < 72 < len(first)
+    assert len(writer.encode(Batch(2, tuple(range(500))))) < 80 < len(first)

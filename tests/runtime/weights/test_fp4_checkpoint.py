@@ -45,10 +45,11 @@ def packed(codes: Tensor) -> Tensor:
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
-def nvfp4(weight: Tensor, modelopt: bool) -> Quantized:
+def nvfp4(weight: Tensor, modelopt: bool, most: float = 0.0) -> Quantized:
+    """`most`: the largest number that there is to be, by which all is scaled; 0: the largest that there is."""
     n, k = weight.shape
     cut = weight.view(n, k // 16, 16)
-    multiplier = (weight.abs().amax() / (6 * 448)).float()
+    multiplier = ((torch.tensor(most) if most else weight.abs().amax()) / (6 * 448)).float()
     scale = (cut.abs().amax(-1) / 6 / multiplier).clamp(0.01, 448).to(torch.float8_e4m3fn)
     divisor = multiplier.reciprocal()
     exact = scale.float() * multiplier if modelopt else scale.float() / divisor

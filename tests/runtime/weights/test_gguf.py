@@ -28,6 +28,7 @@ Checkpoint = Callable[[str], Path]
 Kind = gguf.GGMLQuantizationType
 NAMES = {"llama": "llama", "llama-tied": "llama", "mistral-window": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 NAMES |= {name: name for name in ("gemma", "gemma2", "gemma3", "granite", "smollm3")}
+KINDS = (Kind.Q4_0, Kind.Q8_0, Kind.Q5_1, Kind.Q4_1, Kind.Q5_0)
 # Those whose converter orders the rows of Q and K for pairs of neighbours.
 PERMUTED = ("llama", "granite", "smollm3")
 
@@ -39,8 +40,12 @@ def _permute(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return rows[order]
 
 
-def write_gguf(checkpoint: Path, path: Path, architecture: str, kind: Kind = Kind.F32) -> Path:
-    """A GGUF file of a tiny checkpoint; matrices as `kind`, vectors as F32."""
+def write_gguf(
+    checkpoint: Path, path: Path, architecture: str, kind: Kind = Kind.F32, *, rounded: bool = False
+) -> Path:
+    """A GGUF file of a tiny checkpoint; matrices of whole blocks as `kind`, or `rounded` to what those stand for; the
+    rest as F32.
+    """
     source = read_source(str(checkpoint))
     spec = build_spec(source)
     writer = gguf.GGUFWriter(path, architecture)
@@ -70,7 +75,10 @@ def write_gguf(checkpoint: Path, path: Path, architecture: str, kind: Kind = Kin
                 data = data + np.float32(spec.norm_offset)
             if architecture in PERMUTED and ".qkv" in parameter.name and position < 2:
                 data = _permute(data, (spec.heads, spec.kv_heads)[position])
-            encoded = kind if data.ndim == 2 else Kind.F32
+            whole = data.ndim == 2 and data.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+            encoded = kind if whole else Kind.F32
+            if rounded:
+                data, encoded = gguf.dequantize(gguf.quantize(data, encoded), encoded), Kind.F32
             writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -119,6 +127,21 @@ def test_a_gguf_file_gives_the_logits_of_its_checkpoint(
     ours = paged_model(str(file)).step([(0, prompt)], all_logits=True)[0]
     expected = paged_model(str(tiny_checkpoint(name))).step([(0, prompt)], all_logits=True)[0]
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "kind"), [*zip(NAMES, KINDS + KINDS, strict=True)])
+def test_blocks_of_a_file_stand_for_their_numbers(
+    name: str, kind: Kind, tiny_checkpoint: Checkpoint, tmp_path: Path, paged_model: Any
+) -> None:
+    """As they are decoded; and where they stay blocks, which are multiplied by activations of 16 bits or more."""
+    both = [tmp_path / "blocks.gguf", tmp_path / "plain.gguf"]
+    for file, rounded in zip(both, (False, True), strict=True):
+        write_gguf(tiny_checkpoint(name), file, NAMES[name], kind, rounded=rounded)
+    prompt = list(range(5, 60))
+    expected = paged_model(str(both[1])).step([(0, prompt)], all_logits=True)[0]
+    for method, limit in (("none", 1e-4), ("gguf", 3e-2)):
+        got = paged_model(str(both[0]), quantization=method).step([(0, prompt)], all_logits=True)[0]
+        torch.testing.assert_close(got, expected, atol=limit, rtol=limit)
 
 
 def test_biases_of_a_llama_are_in_the_order_of_its_rows(

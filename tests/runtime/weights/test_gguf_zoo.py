@@ -139,6 +139,24 @@ QUANTIZED: dict[str, tuple[str, str, dict[str, Any], Kind]] = {
         Kind.MXFP4,
     ),
 }  # fmt: skip
+# Those that need nothing more, each in one of the types that the gguf package writes.
+SQUARE = EVEN | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64}
+KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+PLAIN_ROWS = (
+    "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
+    "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
+    "glm4moe", "olmoe", "minicpm3",
+)  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "baichuan": {"num_key_value_heads": 6}, "glm4moe": {"moe_intermediate_size": 64},
+    "minicpm": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "minicpm3": LATENT | {
+        "num_attention_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": None,
+    },
+}  # fmt: skip
+QUANTIZED |= {
+    name: (*CASES[name][:2], CASES[name][2] | SQUARE | OWN.get(name, {}), KINDS[at % len(KINDS)])
+    for at, name in enumerate(PLAIN_ROWS)
+}
 SMALL = ("_norm", "ffn_gate_inp", "position_embd", "bias")
 
 
