@@ -124,7 +124,8 @@ def open_job(state: ServerState, service: Service, work: PoolingWork, caller: Ca
     """
     if len(work.texts) > state.config.engine.max_queued:
         raise RequestError(
-            f"The request holds {len(work.texts)} texts; this server queues at most {state.config.engine.max_queued}."
+            f"The request holds {len(work.texts)} texts; this server's queue holds {state.config.engine.max_queued} "
+            "(--max-queued). Send fewer."
         )
     limiter = state.limiter
     charge = limiter.admit(caller.owner, work.prompt_tokens, caller.answer_headers) if limiter is not None else None
