@@ -79,7 +79,7 @@ async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tup
 
     use, text = await aside(body.size, render)
     # The template writes the special tokens itself, unless the client says that it does not.
-    rendered = Prompt(tuple(await encode_prompt(service, text, bool(body.add_special_tokens), body)), text)
+    rendered = Prompt(await encode_prompt(service, text, bool(body.add_special_tokens), body), text)
     reading = _reading(service, body, use, rendered)
     constraint = await _constraint(service, body, use, reading)
     prompt, max_tokens = fit(rendered, asked, body, service)
