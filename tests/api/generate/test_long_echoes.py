@@ -1,4 +1,4 @@
-"""Streams that repeat a long prompt, with its log-probabilities or ids: nobody else waits while their events are made."""
+"""Streams that repeat a long prompt, with its log-probabilities or ids: nobody waits while their events are made."""
 
 from __future__ import annotations
 
