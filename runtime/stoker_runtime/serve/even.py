@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from stoker_runtime.process.board import Board
 
 PATIENCE_SECONDS = 0.02
 """How long a connection is left to those who have fewer; then one is taken all the same."""
+LOOK_SECONDS = 0.001
+"""How often it is looked meanwhile whether they took it, or now have more."""
 RETRY_SECONDS = 1.0
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """The system has no room for another connection now."""
@@ -37,11 +40,14 @@ class EvenPort:
         """`listener` is the socket that all of them have; `board` tells how many connections each has."""
         listener.setblocking(False)
         self._listener = listener
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
         self._board = board
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._tls: ssl.SSLContext | None = None
         self._connections = 0
         self._turns = 0
+        self._patient_until = 0.0
         self._beginning: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,29 +87,43 @@ class EvenPort:
         loop.remove_reader(self._listener)
         self._timer = loop.call_later(seconds, then)
 
-    def _late(self) -> None:
-        self._listen()
-        self._accept(late=True)
+    def _accept(self) -> None:
+        """Take connections while it is this process's turn."""
+        while self._board.my_turn(monotonic()):
+            if not self._take():
+                return
+        if self._somebody_waits():
+            self._patient_until = monotonic() + PATIENCE_SECONDS
+            self._listen_later(LOOK_SECONDS, self._look)
 
-    def _accept(self, late: bool = False) -> None:
-        """Take connections while it is this process's turn; `late`: one anyway."""
-        while late or self._board.my_turn(monotonic()):
-            late = False
-            try:
-                accepted, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError):
+    def _look(self) -> None:
+        """Somebody waited for another process: whether it is so still."""
+        now = monotonic()
+        if self._somebody_waits() and not self._board.my_turn(now):
+            if now < self._patient_until:
+                self._listen_later(LOOK_SECONDS, self._look)
                 return
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                if error.errno not in _SHORT:
-                    raise
-                log.error("no connection can be accepted for %g s: %s", RETRY_SECONDS, error.strerror)
-                self._listen_later(RETRY_SECONDS, self._listen)
+            if not self._take():
                 return
-            self._begin(accepted)
-        if self._timer is None:
-            self._listen_later(PATIENCE_SECONDS, self._late)
+        self._listen()
+
+    def _somebody_waits(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def _take(self) -> bool:
+        """Accept one connection; whether more may be accepted now."""
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return self._timer is not None  # who looks goes on to listen
+        except OSError as error:
+            if error.errno not in _SHORT:
+                raise
+            log.error("no connection can be accepted for %g s: %s", RETRY_SECONDS, error.strerror)
+            self._listen_later(RETRY_SECONDS, self._listen)
+            return False
+        self._begin(accepted)
+        return True
 
     def _begin(self, accepted: socket.socket) -> None:
         self._connections += 1
