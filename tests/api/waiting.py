@@ -33,16 +33,16 @@ def longest_gap(during: Callable[[], object], every: Callable[[], object]) -> fl
 
 
 @contextmanager
-def watched_stream(server: Running) -> Iterator[list[float]]:
+def watched_stream(url: str, asked: dict[str, Any]) -> Iterator[list[float]]:
     """Gaps between the events of a stream that runs meanwhile, longest last."""
-    server.engine.delay = 0.005
     gaps: list[float] = []
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
             last = 0.0
-            with CLIENT.stream("POST", f"{server.url}/v1/completions", json=FOX) as response:
+            with CLIENT.stream("POST", f"{url}/v1/completions", json=asked) as response:
+                assert response.status_code == 200
                 for _ in response.iter_lines():
                     now = time.perf_counter()
                     gaps.append(now - last if last else 0.0)
@@ -70,29 +70,38 @@ def frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def worst_wait(server: Running, path: str, raw: bytes) -> tuple[httpx.Response, float, float]:
+def worst_wait(url: str, path: str, raw: bytes, watched: dict[str, Any] | None) -> tuple[httpx.Response, float, float]:
     """What a body is answered, the slowest `/health` meanwhile, and the longest gap of another stream, where there are.
     """
     answers: list[httpx.Response] = []
     json_ = {"content-type": "application/json"}
 
     def ask() -> None:
-        answers.append(httpx.post(server.url + path, content=raw, headers=json_, timeout=120))
+        answers.append(httpx.post(url + path, content=raw, headers=json_, timeout=120))
 
-    pools = server.state.service is not None and server.state.service.pooling is not None
-    with frozen(), nullcontext([0.0]) if pools else watched_stream(server) as gaps:
-        slowest = longest_gap(ask, lambda: CLIENT.get(f"{server.url}/health"))
+    with frozen(), watched_stream(url, watched) if watched is not None else nullcontext([0.0]) as gaps:
+        slowest = longest_gap(ask, lambda: CLIENT.get(f"{url}/health"))
     return answers[0], slowest, gaps[-1]
 
 
 def judged(server: Running, path: str, body: dict[str, Any], statuses: set[int]) -> httpx.Response:
     """Assert that nobody else waits for MOST_SECONDS while `body` is answered with one of `statuses`."""
-    raw = json.dumps({"model": "byte-model", **body}, separators=(",", ":")).encode()
+    server.engine.delay = 0.005
+    pools = server.state.service is not None and server.state.service.pooling is not None
+    body["model"] = "byte-model"
+    return judged_at(server.url, path, body, statuses, None if pools else FOX)
+
+
+def judged_at(
+    url: str, path: str, body: dict[str, Any], statuses: set[int], watched: dict[str, Any] | None
+) -> httpx.Response:
+    """As `judged`, of any server; `watched` is what the other stream asks."""
+    raw = json.dumps(body, separators=(",", ":")).encode()
     # A million of this process' own objects would be looked through by its collector of garbage meanwhile.
     body.clear()
     found: list[tuple[float, float]] = []
     for _ in range(TRIES):
-        answer, slowest, gap = worst_wait(server, path, raw)
+        answer, slowest, gap = worst_wait(url, path, raw, watched)
         assert answer.status_code in statuses, answer.text[:300]
         found.append((slowest, gap))
         if min(each[0] for each in found) < MOST_SECONDS and min(each[1] for each in found) < MOST_SECONDS:

@@ -16,6 +16,7 @@ MODES = {
     "accuracy": ("stoker_runtime.bench.accuracy_mode", "what a quantization costs on a real model and text"),
     "drafts": ("stoker_runtime.bench.drafts_mode", "what verifying drafts costs, and what they bring, by kind of text"),
     "sampling": ("stoker_runtime.bench.sampling.mode", "what each way to choose tokens costs, beside greedy choice"),
+    "offline": ("stoker_runtime.bench.offline_mode", "what LLM.generate costs over the bare loop that it drives"),
     "profile": ("stoker_runtime.bench.profile_step", "one decode step, kernel by kernel, on a GPU"),
     "start": ("stoker_runtime.bench.start_mode", "process start to first token, and the server's host memory"),
     "http": ("stoker_runtime.bench.http_load", "a running server, by clients that wait for each answer"),

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.ledger import Ledger
+from stoker_runtime.engine.ledger import HandOver, Ledger
 from stoker_runtime.engine.messages import (
     Abort,
     Adapters,
@@ -70,6 +70,7 @@ class AsyncEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._ledger = Ledger()
+        self._hand_over = HandOver(self._ledger, self._socket.send, self._abort)
         self.adapters: dict[str, Adapter] = {}
         """Those that are served, by name."""
         self._tickets: dict[int, asyncio.Future[None]] = {}
@@ -163,34 +164,33 @@ class AsyncEngine:
 
         Raises RequestError for one that cannot run, CapacityError when the queue is full, UnavailableError when
         draining, EngineDeadError when there is no engine any more. A refusal that only the engine can know (other
-        API processes share its queue) comes from the stream.
+        API processes share its queue) comes from the stream; so does one of requests so large that they are looked
+        at in pieces.
         """
         self.check_health()
         if self._draining:
             raise UnavailableError("The server is shutting down and takes no new requests.")
         if self._ledger.stats.sleep_level:
             raise AsleepError
-        for request in requests:
-            self._ledger.refuse_running(request)
-            refuse_impossible(
-                request,
-                max_tokens=self.max_model_len,
-                vocab_size=self.vocab_size,
-                eos_ids=len(self.ready.eos_token_ids),
-            )
+        self._ledger.refuse_running(requests)
         self._ledger.refuse_beyond(self.ready.max_queued, len(requests))
-        named = [(self._ledger.new_handle(), request) for request in requests]
-        # Encoded before anything is recorded: what cannot be encoded leaves no trace.
-        messages = [encode(Add(handle, request)) for handle, request in named]
-        stream = TokenStream()
-        for (handle, request), message in zip(named, messages, strict=True):
-            self._ledger.open(handle, request, stream)
-            self._socket.send(message)
-        return stream
+        return self._hand_over.submit(requests, self._encoded)
+
+    def _encoded(self, handle: int, request: Request) -> bytes:
+        """The message of a request. Raises RequestError for one that cannot run."""
+        refuse_impossible(
+            request,
+            max_tokens=self.max_model_len,
+            vocab_size=self.vocab_size,
+            eos_ids=len(self.ready.eos_token_ids),
+        )
+        return encode(Add(handle, request))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests; ids that are unknown or finished are ignored. Their streams get ABORT."""
-        handles = self._ledger.abort(request_ids)
+        self._abort(self._ledger.abort(request_ids))
+
+    def _abort(self, handles: Sequence[int]) -> None:
         if handles:
             self._send(Abort(tuple(handles)))
 
@@ -282,7 +282,7 @@ class AsyncEngine:
             await self._process.close(STOP_GRACE_SECONDS if self._ready.done() else 0.0)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, self._hand_over.close(), return_exceptions=True)
         self._ready.cancel()
         self._die("The engine was closed.")
         self._socket.close()
@@ -353,9 +353,7 @@ class AsyncEngine:
         # Whoever waits gets an answer now; should the engine wake up again, it need not finish their work.
         log.error("the engine hangs: %s", reason)
         self._hung = EngineDeadError(f"The engine hangs: {reason}.")
-        handles = self._ledger.fail_all(self._hung)
-        if handles:
-            self._send(Abort(tuple(handles)))
+        self._abort(self._ledger.fail_all(self._hung))
 
     def _recover(self) -> None:
         if self._hung is not None:

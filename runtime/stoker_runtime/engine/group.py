@@ -15,7 +15,7 @@ from typing import Any
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.engine.messages import Ready
-from stoker_runtime.engine.placing import SentPrefixes, chain_of, least_work
+from stoker_runtime.engine.placing import SentPrefixes, chains_of, least_work
 from stoker_runtime.engine.process import EngineProcess
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.errors import EngineDeadError, StokerError, UnsupportedError
@@ -105,7 +105,7 @@ class EngineGroup:
     def submit(self, requests: Sequence[Request]) -> TokenStream:
         """As `AsyncEngine.submit`, by the engine that has the least to do for them."""
         self.check_health()
-        chains = [chain_of(each.prompt_token_ids, self._block, each.cache_salt) for each in requests]
+        chains = chains_of([(each.prompt_token_ids, each.cache_salt) for each in requests], self._block)
         tokens = sum(len(each.prompt_token_ids) for each in requests)
         uncached = [tokens - sum(map(sent.cached, chains)) for sent in self._sent]
         chosen = least_work(uncached, [each.load for each in self.engines], self._turn)

@@ -12,13 +12,16 @@ Knows nothing of processes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WAITING_TOKENS = 512
 """What a request that waits stands for: about a prompt."""
 RUNNING_TOKENS = 32
 """What a sequence that runs stands for: it makes every step somewhat longer."""
+
+CHAINED_TOKENS = 64 * 1024
+"""Of the prompts of one submission, that are looked for in what was sent before; the rest counts as new everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,17 @@ def chain_of(tokens: Sequence[int], block: int, salt: str) -> tuple[int, ...]:
         key = hash((key, tuple(tokens[start : start + block])))
         found.append(key)
     return tuple(found)
+
+
+def chains_of(prompts: Iterable[tuple[Sequence[int], str]], block: int) -> list[tuple[int, ...]]:
+    """`chain_of` prompts with their salts, from the first one on, of CHAINED_TOKENS tokens in all."""
+    found, left = [], CHAINED_TOKENS
+    for tokens, salt in prompts:
+        if left < block:
+            break
+        found.append(chain_of(tokens[:left], block, salt))
+        left -= len(tokens)
+    return found
 
 
 def least_work(uncached: Sequence[int], loads: Sequence[Load], first: int) -> int:

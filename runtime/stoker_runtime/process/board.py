@@ -3,7 +3,7 @@
 Invariants: a process writes its own row only, without locks: a cell is eight aligned bytes, which are written at once.
 Whoever reads adds up the rows, so every process tells of the whole server. A process that replaces a dead one goes on
 with the dead one's row, so counters never fall.
-Knows nothing of what the cells mean, but for those that the life of a server needs: WARM, ACTIVE and LAST.
+Knows nothing of what the cells mean, but for those that the life of a server needs: WARM, ACTIVE, LAST and CONNECTIONS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ ACTIVE = 1
 """Client requests under way in this process."""
 LAST = 2
 """When a client request last began or ended in this process, or it became warm, by the monotonic clock; 0 = never."""
-FIRST_FREE = 3
+CONNECTIONS = 3
+"""Open connections of this process, and one more; 0 while it accepts none."""
+ACCEPTED = 4
+"""Connections that came to this process in turns: where two have as many open, the next is whose turn it is."""
+SEEN = 5
+"""When this process last said how many connections it has, by the monotonic clock."""
+FIRST_FREE = 6
+ABSENT_SECONDS = 0.5
+"""Without a word: it hangs, and takes no connection."""
 
 
 class Board:
@@ -70,6 +78,23 @@ class Board:
         """Whether every process has answered its warm-up."""
         return all(row[WARM] for row in self._rows)
 
+    def accept(self, connections: int | None, turns: int, now: float) -> None:
+        """This process accepts connections, has so many open, and had so many turns; None: it accepts none."""
+        self.cells[CONNECTIONS] = 0 if connections is None else connections + 1
+        self.cells[ACCEPTED] = turns
+        self.cells[SEEN] = now
+
+    @property
+    def most_turns(self) -> int:
+        """The turns of the process that had most, where one that begins stands."""
+        return int(max(row[ACCEPTED] for row in self._rows))
+
+    def my_turn(self, now: float) -> bool:
+        """Whether of all that accept connections none has fewer, nor as many after fewer turns."""
+        there = (row for row in self._rows if row[CONNECTIONS] and now - row[SEEN] < ABSENT_SECONDS)
+        mine = (self.cells[CONNECTIONS], self.cells[ACCEPTED])
+        return all(mine <= (row[CONNECTIONS], row[ACCEPTED]) for row in there)
+
     def bury(self, row: int) -> None:
         """The process of `row` died: nothing is under way in it any more."""
-        self._rows[row][ACTIVE] = 0.0
+        self._rows[row][ACTIVE] = self._rows[row][CONNECTIONS] = 0.0

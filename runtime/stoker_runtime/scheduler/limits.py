@@ -22,6 +22,8 @@ MAX_ARRIVAL = 1e15
 """Seconds. Orders are compared as fp64."""
 _checked: tuple[tuple[int, ...], int] = ((), 0)
 """The prompt that was good last, and for how many tokens."""
+_checked_params: tuple[SamplingParams | None, int, int] = (None, 0, 0)
+"""The parameters that were good last, and for which sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos
     if not prompt:
         raise RequestError("The prompt is empty; it needs at least one token.", param="prompt")
     _check_prompt(prompt, vocab_size)
-    request.params.validate()
+    _check_shared_params(request.params, vocab_size, eos_ids)
     if len(prompt) + min(1, request.params.max_tokens) > max_tokens:
         raise RequestError(
             f"The prompt has {len(prompt)} tokens; this server holds at most {max_tokens} per sequence, "
@@ -99,7 +101,6 @@ def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos
             param="prompt",
             code="context_length_exceeded",
         )
-    _check_params(request.params, vocab_size, eos_ids)
 
 
 def _check_prompt(prompt: tuple[int, ...], vocab_size: int) -> None:
@@ -108,6 +109,16 @@ def _check_prompt(prompt: tuple[int, ...], vocab_size: int) -> None:
     if prompt is not _checked[0] or vocab_size != _checked[1]:
         _check_ids("prompt", prompt, vocab_size)
         _checked = (prompt, vocab_size)
+
+
+def _check_shared_params(params: SamplingParams, vocab_size: int, eos_ids: int) -> None:
+    """As `validate` and `_check_params`, but once for the parameters that the prompts of one request have."""
+    global _checked_params
+    known, *sizes = _checked_params
+    if params is not known or sizes != [vocab_size, eos_ids]:
+        params.validate()
+        _check_params(params, vocab_size, eos_ids)
+        _checked_params = (params, vocab_size, eos_ids)
 
 
 def _check_names(request: Request) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -30,6 +30,8 @@ class BoundedProtocol(HttpToolsProtocol):
     header_bytes = HEADER_BYTES
     header_seconds = HEADER_SECONDS
     linger_seconds = LINGER_SECONDS
+    over: Callable[[], None] | None = None
+    """Called when the connection is over."""
 
     _heading = True
     _refused = False
@@ -59,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The connection is over."""
         self._cancel_timers()
         super().connection_lost(exc)
+        if self.over is not None:
+            self.over()
 
     def data_received(self, data: bytes) -> None:
         """Read on; the parser tells of a header only when it is whole, so its bytes are counted here."""

@@ -1,8 +1,8 @@
 """Several API processes in front of one engine: this process starts and watches them, and answers nobody itself.
 
-    1. the port opens once for each API process; the kernel spreads connections over the sockets
+    1. the port opens; all API processes accept from it, and share connections evenly (`even.py`)
     2. the engine process starts, the API processes load their tokenizers beside it, then attach to it
-    3. an API process that dies is replaced; its socket stays open, so whoever connects meanwhile waits
+    3. an API process that dies is replaced; whoever connects meanwhile goes to the others
     4. SIGTERM goes to all; each answers until the whole server is empty; then the engine stops
 
 Invariants: no API process outlives this one, for it ends when the pipe on its standard input closes; its configuration,
@@ -33,7 +33,7 @@ from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.process.board import Board
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.owned_engine import Mortal
-from stoker_runtime.serve.port import address, open_ports
+from stoker_runtime.serve.port import address, open_port
 from stoker_runtime.serve.server import outlast
 from stoker_runtime.serve.tls import tls_context
 from stoker_runtime.tracing import require_tracing
@@ -110,25 +110,24 @@ class Fleet:
             loop.add_signal_handler(number, self.stop)
         tls_context(self._config)
         require_tracing(self._config.otlp_traces_endpoint)
-        listeners = open_ports(self._config.host, self._config.port, self._count)
-        log.info("listening on %s, %d API processes", address(self._config, listeners[0]), self._count)
+        listener = open_port(self._config.host, self._config.port)
+        log.info("listening on %s, %d API processes", address(self._config, listener), self._count)
         engine: SharedEngine | None = None
         stopping = asyncio.create_task(self._stop.wait())
         try:
             starting = asyncio.ensure_future(self._start_engine(self._config.engine))
-            for row, listener in enumerate(listeners):
+            for row in range(self._count):
                 await self._spawn(row, listener)
             engine = await self._unless_stopped(starting, stopping)
             if engine is not None:
-                await self._watch(engine, listeners, stopping)
+                await self._watch(engine, listener, stopping)
             return 0 if self._stop.is_set() else 1
         finally:
             stopping.cancel()
             await self._end_all()
             if engine is not None:
                 await engine.close()
-            for listener in listeners:
-                listener.close()
+            listener.close()
             os.close(self._file)
             self._folder.cleanup()
 
@@ -160,7 +159,7 @@ class Fleet:
                 end.cancel()
 
     async def _watch(
-        self, engine: SharedEngine, listeners: Sequence[socket.socket], stopping: asyncio.Task[bool]
+        self, engine: SharedEngine, listener: socket.socket, stopping: asyncio.Task[bool]
     ) -> None:
         """Let the API processes attach, and replace those that die, until a signal or the engine's death."""
         for process in self._processes.values():
@@ -175,7 +174,7 @@ class Fleet:
                     if not end.done():
                         end.cancel()
                     elif not stopping.done() and not losing.done():
-                        await self._replace(row, listeners[row], engine)
+                        await self._replace(row, listener, engine)
             if losing.done():
                 losing.result()
         finally:

@@ -1,4 +1,4 @@
-"""The server's port: one listening socket, or several that share it.
+"""The server's port: one listening socket, which several processes may accept from (`even.py`).
 
 Invariants: a port that somebody else has is an error, never joined.
 Knows nothing of what is spoken on it.
@@ -14,19 +14,14 @@ from stoker_runtime.errors import ConfigError
 BACKLOG = 4096
 
 
-def open_port(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address cannot be had.
-
-    `shared`: others of this server listen on the same port, and the kernel spreads connections over them.
-    """
+def open_port(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address cannot be had."""
     # The protocol is named because asyncio switches off the delay of small packets only where it is.
     listener: socket.socket | None = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         # From here on connections wait instead of being refused.
         listener.listen(BACKLOG)
@@ -35,15 +30,6 @@ def open_port(host: str, port: int, *, shared: bool = False) -> socket.socket:
             listener.close()
         raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.", param="port") from error
     return listener
-
-
-def open_ports(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets that listen on one port. Raises ConfigError when the address cannot be had."""
-    # A port that others share could be joined unseen; so it is first asked for alone.
-    alone = open_port(host, port)
-    port = alone.getsockname()[1]
-    alone.close()
-    return [open_port(host, port, shared=True) for _ in range(count)]
 
 
 def address(config: ServerConfig, listener: socket.socket) -> str:

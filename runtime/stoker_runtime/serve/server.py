@@ -38,6 +38,7 @@ from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.adapter_file import AdapterFile
+from stoker_runtime.serve.even import EvenPort
 from stoker_runtime.serve.owned_engine import Mortal, OwnedEngine, StartEngine
 from stoker_runtime.serve.port import address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
@@ -117,13 +118,14 @@ class Server:
         tracer = self.state.tracer = open_tracer(self.config.otlp_traces_endpoint, self.state.metrics.spans)
         seat = self._seat
         self.app = Application(self.state, seat.responses if seat else None, seat.ledger if seat else None)
-        http = HttpServer(uvicorn_config(self.app, tls))
-        listener = self._seat.listener if self._seat else open_port(self.config.host, self.config.port)
-        if self._seat is None:
-            log.info("listening on %s", address(self.config, listener))
+        listeners: list[socket.socket] = []
+        if seat is None:
+            listeners = [open_port(self.config.host, self.config.port)]
+            log.info("listening on %s", address(self.config, listeners[0]))
+        http = HttpServer(uvicorn_config(self.app, tls), EvenPort(seat.listener, seat.board) if seat else None)
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stop.wait())
-        serving = asyncio.create_task(self._serve(http, listener, starting))
+        serving = asyncio.create_task(self._serve(http, listeners, starting))
         refreshing = asyncio.create_task(keep_fresh(tls, self.config)) if tls else None
         try:
             asked = await self._end(starting, stopping)
@@ -160,11 +162,11 @@ class Server:
             losing.cancel()
         return stopping.done()
 
-    async def _serve(self, http: HttpServer, listener: socket.socket, starting: asyncio.Task[None]) -> None:
+    async def _serve(self, http: HttpServer, listeners: list[socket.socket], starting: asyncio.Task[None]) -> None:
         """Answer whoever connects. A process that replaces another lets them wait until it can."""
         if self._board.all_warm:
             await asyncio.wait({starting})
-        await http.serve([listener])
+        await http.serve(listeners)
 
     def stop(self) -> None:
         """Drain and stop; called a second time, exit at once."""

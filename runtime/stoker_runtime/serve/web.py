@@ -6,14 +6,17 @@ Knows nothing of routes.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from stoker_runtime.serve.bounds import BoundedProtocol
+from stoker_runtime.serve.even import EvenPort
 from stoker_runtime.serve.port import BACKLOG
 
 KEEP_ALIVE_SECONDS = 75
@@ -22,12 +25,40 @@ GOODBYE_SECONDS = 2.0
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
+    """uvicorn without its own signal handlers, and with a port that several processes share where there is one."""
+
+    def __init__(self, config: uvicorn.Config, shared: EvenPort | None = None) -> None:
+        """`shared`: where connections come from, and not from the sockets of `serve`."""
+        super().__init__(config)
+        self._shared = shared
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the server's life cycle."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        if self._shared is not None:
+            self._shared.open(partial(self._protocol, self._shared), self.config.ssl)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self._shared is not None:
+            self._shared.tell()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and end what there is."""
+        if self._shared is not None:
+            self._shared.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self, shared: EvenPort) -> BoundedProtocol:
+        protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.over = shared.lost
+        return protocol
 
 
 class WebConfig(uvicorn.Config):

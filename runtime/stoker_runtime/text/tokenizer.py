@@ -58,7 +58,7 @@ class TokenizerFiles:
 class Encoded:
     """Ids of a text, or of a pair of texts whose second begins at `second` (0: the tokenizer does not tell)."""
 
-    ids: list[int]
+    ids: Sequence[int]
     second: int = 0
 
 

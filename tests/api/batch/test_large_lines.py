@@ -10,7 +10,7 @@ from typing import Any
 
 from api_server import CLIENT
 from batch_server import CHAT, batch_server, begin, client_of, request_line, wait_for
-from waiting import MOST_SECONDS, TRIES, watched_stream
+from waiting import FOX, MOST_SECONDS, TRIES, watched_stream
 
 from stoker_runtime.api.batch.lines import ResultFile, raw_lines
 
@@ -38,7 +38,8 @@ def test_nobody_waits_for_large_lines(tmp_path: Path) -> None:
         lines.clear()
         found: list[tuple[float, float]] = []
         for _ in range(TRIES):
-            with watched_stream(host) as gaps:
+            host.engine.delay = 0.005
+            with watched_stream(host.url, FOX) as gaps:
                 batch = client.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
                 slowest = 0.0
                 while client.batches.retrieve(batch.id).status not in ("completed", "failed"):

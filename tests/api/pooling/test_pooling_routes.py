@@ -249,7 +249,7 @@ def test_more_texts_than_the_queue_ever_holds(
     monkeypatch.setattr(embedder.state, "config", replace(config, engine=replace(config.engine, max_queued=3)))
     answer = http.post("/v1/embeddings", json={"input": [[1]] * 4})
     assert answer.status_code == 400
-    assert "queues at most 3" in answer.json()["error"]["message"]
+    assert "holds 4 texts; this server's queue holds 3 (--max-queued)" in answer.json()["error"]["message"]
 
 
 def test_a_failure_ends_the_rest(embedder: Running, http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 
 import pytest
 
@@ -84,3 +85,25 @@ def test_a_board_on_a_full_disk_is_an_error_and_no_crash(monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="No space"):
         Board.create(3)
     assert asked == [(0, 3 * ROW_BYTES)]
+
+
+def test_a_connection_is_for_who_has_the_fewest_and_then_for_whose_turn_it_is() -> None:
+    file, first = Board.create(3)
+    second, third = (Board.mapped(file, 3, row) for row in (1, 2))
+    now = 1e6 * random.random()
+    first.accept(random.randrange(3, 9), 2, now)
+    assert first.my_turn(now), "nobody else accepts"
+    second.accept(2, 50, now)
+    assert (first.my_turn(now), second.my_turn(now)) == (False, True)
+    third.accept(2, 49, now)
+    assert (second.my_turn(now), third.my_turn(now)) == (False, True)
+    assert third.most_turns == 50
+    third.accept(None, 49, now)
+    assert second.my_turn(now)
+    first.accept(4, 3, now + 2)
+    assert first.my_turn(now + 2), "the second has not been heard of since"
+    second.accept(2, 50, now + 2)
+    assert not first.my_turn(now + 2)
+    first.bury(1)
+    assert first.my_turn(now + 2)
+    os.close(file)

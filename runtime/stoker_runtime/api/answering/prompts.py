@@ -20,6 +20,7 @@ from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.fields import SamplingFields
 from stoker_runtime.api.tools.dialect import CallHistory
 from stoker_runtime.errors import ModelError, RequestError
+from stoker_runtime.request import Ids
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
 
@@ -37,25 +38,25 @@ async def encode(service: Service, text: str, add_special_tokens: bool) -> list[
     return await off_loop(len(text), lambda: service.tokenizer.encode(text, add_special_tokens))
 
 
-async def encode_prompt(service: Service, text: str, add_special_tokens: bool, body: SamplingFields) -> list[int]:
+async def encode_prompt(service: Service, text: str, add_special_tokens: bool, body: SamplingFields) -> Ids:
     """The ids of a prompt, at least as many as `body` lets it keep. Raises RequestError for one that cannot fit."""
     return (await _encode_prompts(service, [text], add_special_tokens, body))[0]
 
 
 async def _encode_prompts(
     service: Service, texts: Sequence[str], add_special_tokens: bool, body: SamplingFields
-) -> list[list[int]]:
+) -> list[Ids]:
     longest, truncate = service.limits.max_model_len, body.truncate_prompt_tokens
     keep = truncate if truncate and truncate > 0 else longest
     from_end = bool(truncate) and body.truncation_side != "right"
 
-    def encode_all() -> list[list[int]]:
+    def encode_all() -> list[Ids]:
         parts = [a_part(service.tokenizer, text, add_special_tokens, keep, from_end=from_end) for text in texts]
         if not truncate and (long := next((part for part in parts if part is not None), None)) is not None:
             raise too_long(longest, len(long[1]), "prompt")
         whole = [text for text, part in zip(texts, parts, strict=True) if part is None]
         ids = iter(service.tokenizer.encode_many(whole, add_special_tokens))
-        return [next(ids) if part is None else part[1] for part in parts]
+        return [tuple(next(ids) if part is None else part[1]) for part in parts]
 
     return await off_loop(sum(map(len, texts)), encode_all)
 
@@ -98,15 +99,16 @@ async def completion_prompts(
 ) -> list[Prompt]:
     """The prompts of /v1/completions: texts are encoded as `encode_prompt` does, ids are checked."""
 
-    def check() -> None:
-        for given in inputs:
-            if not isinstance(given, str):
-                check_ids("prompt", given, service.limits.vocab_size)
+    def check() -> list[Ids]:
+        ids = [given for given in inputs if not isinstance(given, str)]
+        for given in ids:
+            check_ids("prompt", given, service.limits.vocab_size)
+        return [tuple(given) for given in ids]
 
-    await aside(body.size, check)
+    given_ids = iter(await aside(body.size, check))
     texts = [given for given in inputs if isinstance(given, str)]
     encoded = iter(await _encode_prompts(service, texts, add_special_tokens, body))
-    return [Prompt(tuple(next(encoded)), given) if isinstance(given, str) else Prompt(tuple(given)) for given in inputs]
+    return [Prompt(next(encoded), given) if isinstance(given, str) else Prompt(next(given_ids)) for given in inputs]
 
 
 def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Service) -> tuple[Prompt, int]:

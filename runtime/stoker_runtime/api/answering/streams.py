@@ -2,7 +2,8 @@
 
 Invariants: a stream starts with the first news of the engine, so what fails before it is an ordinary error answer;
 after that an error is an event; `[DONE]` comes last in either case. A client that goes away aborts the generation.
-A token makes no task, no model object and no copy, and passes no layer of the framework.
+A token makes no task, no model object and no copy, and passes no layer of the framework. Events of a long prompt's
+log-probabilities are made beside the event loop.
 Knows nothing of what events hold.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.generation import Answers, Delta, Work, gathered
+from stoker_runtime.api.http.aside import LARGE_BYTES, aside
 from stoker_runtime.api.http.edge import direct
 from stoker_runtime.api.http.errors import error_body
 from stoker_runtime.api.http.sse import DONE, Events, abort_on_disconnect, event, part
@@ -26,6 +29,10 @@ log = logging.getLogger(__name__)
 
 class EventFormat(Protocol):
     """How one route writes deltas as events."""
+
+    def size(self, deltas: Sequence[Delta]) -> int:
+        """About how many bytes of their events are more than text: what takes time to make."""
+        ...
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas, joined; may be empty."""
@@ -79,8 +86,11 @@ class EventStream(Events):
         try:
             layout, interval = self._layout(generation), self._work.interval
             while deltas:
-                if body := layout.events(deltas):
-                    await send(part(body))
+                if layout.size(deltas) <= LARGE_BYTES:
+                    if body := layout.events(deltas):
+                        await send(part(body))
+                else:
+                    await _send_aside(layout, deltas, send)
                 deltas = await (generation.next() if interval == 1 else gathered(generation, interval))
             if generation.aborted is not None:
                 raise generation.aborted
@@ -90,3 +100,10 @@ class EventStream(Events):
         except Exception:
             log.exception("A stream failed.")
             return event(error_body(EngineError("The server failed on this request.")))
+
+
+async def _send_aside(layout: EventFormat, deltas: Sequence[Delta], send: Send) -> None:
+    """Send events that take long to make: one after the other, each made beside the event loop."""
+    for delta in deltas:
+        if body := await aside(layout.size([delta]), partial(layout.events, [delta])):
+            await send(part(body))

@@ -60,16 +60,17 @@ async def make_work(
     elif body.length_penalty not in (None, 1.0):
         raise RequestError("length_penalty is only allowed with use_beam_search.", param="length_penalty")
     tried = max(n, body.best_of or n)
+    field = "n" if tried == n else "best_of"
     if len(prompts) * tried > service.limits.max_queued:
         raise RequestError(
             f"{len(prompts)} prompts with {tried} choices each never fit into this server's queue, which holds "
             f"{service.limits.max_queued} requests (--max-queued).",
-            param="n" if tried > service.limits.max_queued or len(prompts) == 1 else "prompt",
+            param=field if tried > service.limits.max_queued or len(prompts) == 1 else "prompt",
         )
     if len(prompts) * tried > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts with {tried} choices each are too many; at most {MAX_SEQUENCES} choices in all.",
-            param="n",
+            param=field,
         )
     if tried > n and params.logprobs is None:
         # The best are known by their log-probabilities.

@@ -91,6 +91,15 @@ def written_as_it_is(value: Any) -> bytes:
     return b"".join(piece.encode("utf-8", "surrogatepass") for piece in _pieces(value, _dumps_all))
 
 
+def written_in_ascii(value: Any) -> str:
+    """`value` as one JSON text of ASCII, written in steps."""
+    return "".join(_pieces(value, _dumps_ascii))
+
+
+def _dumps_ascii(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=_made)
+
+
 def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_made)
 

@@ -31,13 +31,13 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import Asked, asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import Later, json_answer
+from stoker_runtime.api.http.answers import Later, json_answer, written_in_ascii
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_line, json_text
 from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.openai.completions import finish_part
-from stoker_runtime.api.openai.logprobs import LogprobFormat, answer_size
+from stoker_runtime.api.openai.logprobs import TOKEN_BYTES, LogprobFormat, answer_size, logprob_bytes
 from stoker_runtime.api.openai.protocol import ChatBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.api.tools.forced_calls import forced_constraint, told
@@ -79,7 +79,7 @@ async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tup
 
     use, text = await aside(body.size, render)
     # The template writes the special tokens itself, unless the client says that it does not.
-    rendered = Prompt(tuple(await encode_prompt(service, text, bool(body.add_special_tokens), body)), text)
+    rendered = Prompt(await encode_prompt(service, text, bool(body.add_special_tokens), body), text)
     reading = _reading(service, body, use, rendered)
     constraint = await _constraint(service, body, use, reading)
     prompt, max_tokens = fit(rendered, asked, body, service)
@@ -230,11 +230,22 @@ class ChatStream:
         self._usage = StreamUsage(layout.body.stream_options, generation)
         frame = layout.frame("chat.completion.chunk")
         self._head = f'data: {json.dumps(frame, ensure_ascii=False, separators=(",", ":"))[:-1]},"choices":[{{"index":'
-        self._opening = self._prompt_part(generation.work.prompts[0])
+        self._prompt = generation.work.prompts[0]
         self._plain = not (layout.body.logprobs or layout.body.return_token_ids)
         self._greeted = [False] * generation.work.n
         reading = layout.reading
         self._parsers = None if reading.plain else [AnswerParser(reading) for _ in self._greeted]
+
+    def size(self, deltas: Sequence[Delta]) -> int:
+        """About how many bytes of these events are log-probabilities, ids, and prompts."""
+        body, told = self._layout.body, 0
+        if body.return_token_ids or body.return_prompt_text:
+            told = sum([len(self._prompt.ids) for delta in deltas if not self._greeted[delta.index]])
+        elif self._plain:
+            return 0
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        tokens = sum([len(delta.tokens) for delta in deltas])
+        return told * TOKEN_BYTES + tokens * (TOKEN_BYTES + logprob_bytes(top))
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """The role once a choice, then one event a delta; one that says nothing is left out."""
@@ -259,7 +270,7 @@ class ChatStream:
                 return greeting
             logprobs = '"logprobs":null'
         else:
-            logprobs = f'"logprobs":{json.dumps(self._layout.logprobs(delta), separators=(",", ":"))}'
+            logprobs = f'"logprobs":{written_in_ascii(self._layout.logprobs(delta))}'
             if self._layout.body.return_token_ids:
                 logprobs += f',"token_ids":{json.dumps(list(delta.tokens))}'
         return (
@@ -271,7 +282,7 @@ class ChatStream:
         """What the first event tells of the prompt, where it was asked for."""
         body, part = self._layout.body, ""
         if body.return_token_ids:
-            part += f',"prompt_token_ids":{json.dumps(list(prompt.ids))}'
+            part += f',"prompt_token_ids":{written_in_ascii(prompt.ids)}'
         if body.return_prompt_text:
             part += f',"prompt_text":{json_text(self._layout.prompt_text(prompt))}'
         return part
@@ -281,7 +292,7 @@ class ChatStream:
         self._greeted[index] = True
         head, tail = f'{self._head}{index},"delta":', '"logprobs":null,"finish_reason":null}]'
         usage = self._usage.part(0)
-        greeting = f'{head}{{"role":"assistant","content":""}},{tail}{self._opening}{usage}}}\n\n'
+        greeting = f'{head}{{"role":"assistant","content":""}},{tail}{self._prompt_part(self._prompt)}{usage}}}\n\n'
         if not self._layout.echoed:
             return greeting
         return f'{greeting}{head}{{"content":{json_text(self._layout.echoed)}}},{tail}{usage}}}\n\n'

@@ -23,10 +23,10 @@ from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
-from stoker_runtime.api.http.answers import Later, json_answer
+from stoker_runtime.api.http.answers import Later, json_answer, written_in_ascii
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_text
-from stoker_runtime.api.openai.logprobs import LogprobFormat, answer_size
+from stoker_runtime.api.openai.logprobs import TOKEN_BYTES, LogprobFormat, answer_size, logprob_bytes
 from stoker_runtime.api.openai.protocol import CompletionBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.request import TokenLogprobs
@@ -182,6 +182,18 @@ class CompletionStream:
         self._plain = not (body.echo or body.return_token_ids or layout.silent) and body.logprobs is None
         self._progress = [Progress() for _ in range(len(self._work.prompts) * self._work.n)]
 
+    def size(self, deltas: Sequence[Delta]) -> int:
+        """About how many bytes of these events are log-probabilities, ids, and prompts."""
+        if self._plain:
+            return 0
+        return sum([self._size(delta) for delta in deltas])
+
+    def _size(self, delta: Delta) -> int:
+        body, tokens, prompt = self._layout.body, len(delta.tokens), 0
+        if not self._progress[delta.index].started and (body.echo or body.return_token_ids):
+            prompt = len(self._work.prompts[delta.index // self._work.n].ids)
+        return (tokens + prompt) * (TOKEN_BYTES + logprob_bytes(body.logprobs))
+
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """One event a delta; one that says nothing is left out."""
         write = self._plain_event if self._plain else self._full_event
@@ -211,11 +223,11 @@ class CompletionStream:
         extra = ""
         if layout.body.return_token_ids:
             given = list(prompt.ids) if first else None
-            extra = f',"prompt_token_ids":{json.dumps(given)},"token_ids":{json.dumps(list(delta.tokens))}'
+            extra = f',"prompt_token_ids":{written_in_ascii(given)},"token_ids":{json.dumps(list(delta.tokens))}'
         if layout.silent:
             delta = replace(delta, finish=delta.finish and "length", stop_reason=None)
         return (
-            f'{self._head}{delta.index},"text":{json_text(text)},"logprobs":{_ascii(logprobs)}{extra},'
+            f'{self._head}{delta.index},"text":{json_text(text)},"logprobs":{written_in_ascii(logprobs)}{extra},'
             f"{finish_part(delta)}}}]{self._usage.part(len(delta.tokens))}}}\n\n"
         )
 

@@ -25,9 +25,13 @@ def answer_size(generation: Answers, top: int | None, prompt_top: int | None) ->
 
     None: without log-probabilities.
     """
-    own = TOKEN_BYTES + (0 if top is None else LOGPROB_BYTES * (top + 1))
-    prompts = 0 if prompt_top is None else LOGPROB_BYTES * (prompt_top + 1)
-    return generation.completion_tokens * own + generation.prompt_tokens * prompts
+    own = TOKEN_BYTES + logprob_bytes(top)
+    return generation.completion_tokens * own + generation.prompt_tokens * logprob_bytes(prompt_top)
+
+
+def logprob_bytes(top: int | None) -> int:
+    """About how many bytes the log-probabilities of one token have, with `top` alternatives; None: without any."""
+    return 0 if top is None else LOGPROB_BYTES * (top + 1)
 
 
 class LogprobFormat:

@@ -32,6 +32,7 @@ from stoker_runtime.text.tokenizer import Encoded
 CALL_CHARACTERS = 64
 """Of a text, that take as long as the call that encodes it."""
 _serials = count()
+_NO_TOKENS = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class PoolingJob:
         text, work = self.work.texts[at], self.work
         return Request(
             id=name,
-            prompt_token_ids=tuple(text.ids),
-            params=SamplingParams(max_tokens=0),
+            prompt_token_ids=tuple(text.ids),  # no copy: it is one
+            params=_NO_TOKENS,
             arrival=self.arrival,
             priority=work.priority,
             pooling=replace(work.params, second_segment=text.second),
@@ -124,7 +125,8 @@ def open_job(state: ServerState, service: Service, work: PoolingWork, caller: Ca
     """
     if len(work.texts) > state.config.engine.max_queued:
         raise RequestError(
-            f"The request holds {len(work.texts)} texts; this server queues at most {state.config.engine.max_queued}."
+            f"The request holds {len(work.texts)} texts; this server's queue holds {state.config.engine.max_queued} "
+            "(--max-queued). Send fewer."
         )
     limiter = state.limiter
     charge = limiter.admit(caller.owner, work.prompt_tokens, caller.answer_headers) if limiter is not None else None
@@ -235,7 +237,8 @@ class TextEncoder:
                 param=field,
                 code="context_length_exceeded",
             )
-        return text
+        # As requests hold them: made here, beside the event loop.
+        return Encoded(tuple(text.ids), text.second)
 
 
 def make_pooling_work(
