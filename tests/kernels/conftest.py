@@ -98,4 +98,5 @@ def adapted_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def adapted_machine(adapted_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmMachine]:
     """The emulator in place of a device that launches those in a chain."""
-    yield from in_place_of_a_device(adapted_library, monkeypatch, "gemm.adapted", "lora.cluster_shrink")
+    chained = ("gemm.adapted", "lora.cluster_shrink", "lora.mma_expand")
+    yield from in_place_of_a_device(adapted_library, monkeypatch, *chained)

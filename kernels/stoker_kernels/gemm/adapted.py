@@ -14,7 +14,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.gemm import small, table
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands, Tile
@@ -26,6 +25,7 @@ from stoker_kernels.lora import (
     LoraStep,
     LoraTarget,
     expand_lora,
+    expand_silu_mul,
     row_ranks,
     shrink_lora,
     shrink_refusal,
@@ -111,8 +111,9 @@ def split_linear(
 
 
 def split_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep) -> Tensor:
-    """The same, then the activation."""
-    return silu_and_mul(split_linear(x, weight, target, step, bias=None, out=None))
+    """Shrink, the product, expand with the activation."""
+    parts = shrink_lora(x, target, step.plan, step.scratch, planned=step.planned)
+    return expand_silu_mul(linear(x, weight), target, step.plan, step.scratch, parts=parts, planned=step.planned)
 
 
 def fused_linear(
@@ -157,7 +158,7 @@ def refusal(tile: Tile, o: Operands, target: LoraTarget, step: LoraStep) -> str 
         return "B has to start on a multiple of 16 bytes"
     if with_adapters(tile, target) is None:
         return f"A·x of {tile.tokens} tokens leaves no room in shared memory"
-    return shrink_refusal(o.x, target, step.plan)
+    return shrink_refusal(o.x, target)
 
 
 def with_adapters(tile: Tile, target: LoraTarget) -> Tile | None:

@@ -1,7 +1,7 @@
 """A·x of each token in final sums, by clusters of CTAs: host side of csrc/sm90_bf16_lora_shrink.cu.
 
 `shrink_rows` gives what the products of `gemm/adapted.py` read: bf16 `[T, P, R']`, R' being the ranks rounded up to 16;
-`shrink_lora` what `expand_lora` reads. For few tokens in bf16 on SM 9.0.
+`shrink_lora` what `expand_lora` reads. For bf16 on SM 9.0.
 Invariants: a token's bits depend on its own row of x and its adapter alone; nothing is allocated; where a token has no
 adapter, or a slot no rank, nothing is written. Knows nothing of what is done with the sums.
 """
@@ -17,7 +17,7 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraStep, LoraTarget
+from stoker_kernels.lora.types import TILE, LoraPlan, LoraStep, LoraTarget
 from stoker_kernels.quant import Quantized
 
 STEM, ARCH = "sm90_bf16_lora_shrink", "sm_90a"
@@ -27,8 +27,8 @@ MOST_AHEAD = 48
 """Clusters whose end the product does not wait for. With more it starts later, and its weights slow them down."""
 _CTAS, _WARPS, _UNIT = 8, 8, 32
 _AHEAD = (2, 4, 10)  # units of A's columns that a warp of each compiled kernel holds
-_SUMS = SMALL_TILE * RANKS * 4
-_SHARED_BYTES = _WARPS * SMALL_TILE * (RANKS + 4) * 4 + _CTAS * _SUMS + 8
+_SUMS = TILE * RANKS * 4
+_SHARED_BYTES = _WARPS * TILE * (RANKS + 4) * 4 + _CTAS * _SUMS + 8
 
 
 class ShrinkArguments(ctypes.Structure):
@@ -49,10 +49,8 @@ def row_ranks(max_rank: int) -> int:
     return -(-max_rank // RANKS) * RANKS
 
 
-def shrink_refusal(x: Tensor, target: LoraTarget, plan: LoraPlan) -> str | None:
+def shrink_refusal(x: Tensor, target: LoraTarget) -> str | None:
     """None where the kernels take these, else why not."""
-    if plan.tile != SMALL_TILE:
-        return f"takes tiles of {SMALL_TILE} tokens"
     if x.dtype != torch.bfloat16 or target.a.dtype != torch.bfloat16:
         return f"takes bf16, not {x.dtype} and {target.a.dtype}"
     if x.stride(1) != 1 or any(value % 8 for value in (x.shape[1], x.stride(0), *target.a.stride()[:3])):
@@ -88,7 +86,7 @@ def _clusters(target: LoraTarget, plan: LoraPlan) -> int:
 def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
     """`shrink_lora` of the op: fp32 by place, in one part; what these kernels do not take goes to Triton's."""
     step = LoraStep(plan, scratch, planned)
-    if isinstance(x, Quantized) or shrink_refusal(x, target, plan) is not None:
+    if isinstance(x, Quantized) or shrink_refusal(x, target) is not None:
         from stoker_kernels.lora import triton_lora
 
         return int(triton_lora.shrink_lora(x, target, plan, scratch, planned))

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.lora import cluster_shrink
+from stoker_kernels.lora import cluster_shrink, mma_expand
 from stoker_kernels.lora.cluster_shrink import row_ranks
-from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraTarget, plan_tile, plan_tiles
+from stoker_kernels.lora.types import TILE, LoraPlan, LoraTarget, plan_tiles
 from stoker_kernels.quant import Quantized
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -25,15 +25,17 @@ MAX_PIECES = 4
 """Runs of rows of one matrix: Q, K, V and a gate; the kernels take three at a time."""
 MAX_SPLITS = 16
 SPLIT_COLUMNS = 256
-"""Columns of x that one program of a small step shrinks, unless that takes more than MAX_SPLITS."""
+"""Columns of x that one program of a step of few tokens shrinks, unless that takes more than MAX_SPLITS."""
 _PROGRAMS = 128
-"""Programs that small steps shrink in, as far as splits go: each split more is read again by every block of rows."""
+"""Programs that shrink, as far as splits go: each split more is read again by every block of rows."""
 
 for _op in ("gather_adapters", "group_tokens"):
     register(_op, "triton", f"stoker_kernels.lora.triton_plan:{_op}", triton_supports(torch.int32))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
 register("shrink_lora", "clusters", "stoker_kernels.lora.cluster_shrink:shrink_lora", cluster_shrink.supports)
-for _op in ("shrink_lora", "expand_lora", "add_lora_embedding"):
+for _op in ("expand_lora", "expand_silu_mul"):
+    register(_op, "mma", f"stoker_kernels.lora.mma_expand:{_op}", mma_expand.supports)
+for _op in ("shrink_lora", "expand_lora", "expand_silu_mul", "add_lora_embedding"):
     register(_op, "triton", f"stoker_kernels.lora.triton_lora:{_op}", triton_supports(*_FLOATS))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
 
@@ -93,6 +95,21 @@ def expand_lora(
     select("expand_lora", y.device, y.dtype)(y, target, plan, scratch, parts, planned)
 
 
+def expand_silu_mul(
+    y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, parts: int, planned: bool = False
+) -> Tensor:
+    """silu(gate) · up `[T, F]` of `expand_lora`'s result, which is not rounded in between; y `[T, 2F]` may be changed.
+
+    `target` has gate and up as its pieces; everything else, and what is raised, as in `expand_lora`.
+    """
+    if len(target.rows) != 2 or target.rows[0] != target.rows[1] or y.shape[1] != sum(target.rows):
+        raise ValueError(f"y {tuple(y.shape)} does not fit a gate and an up of {target.rows} rows")
+    _check(y.shape[0], target, scratch)
+    out = y.new_empty((y.shape[0], target.rows[0]))
+    select("expand_silu_mul", y.device, y.dtype)(y, target, plan, scratch, out, parts, planned)
+    return out
+
+
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
     """y += B·A[:, id] in place: both steps for an embedding, whose `x` would be one-hot. `ids [T]` int32."""
     if y.shape[1] != sum(target.rows) or len(target.rows) != 1:
@@ -103,19 +120,23 @@ def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPla
 
 def splits_of(plan: LoraPlan, columns: int) -> int:
     """Parts into which a step cuts `columns` columns of x, summed in order afterwards."""
-    return _splits(plan.tile, plan.adapters.shape[0], columns)
+    return _splits(plan.adapters.shape[0], columns)
 
 
 def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
     """fp32 elements of scratch that shrinking takes for `tokens` tokens of up to `columns` columns."""
-    tile, tiles = plan_tile(tokens), plan_tiles(tokens, slots)
-    sums = tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
+    tiles = plan_tiles(tokens, slots)
+    sums = tiles * TILE * pieces * max_rank * _splits(tiles, columns)
     return max(sums, -(-tokens * pieces * row_ranks(max_rank) // 2))  # of `shrink_rows`, in 16 bits
 
 
-def _splits(tile: int, tiles: int, columns: int) -> int:
-    if tile != SMALL_TILE:
-        return 1
+def most_scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
+    """`scratch_elements` of the step of up to `tokens` tokens that takes most: one of few may, as parts are more."""
+    few = min(tokens, _PROGRAMS * TILE)
+    return max(scratch_elements(each, slots, max_rank, pieces, columns) for each in {*range(1, few + 1), tokens})
+
+
+def _splits(tiles: int, columns: int) -> int:
     return max(1, min(MAX_SPLITS, -(-columns // SPLIT_COLUMNS), -(-_PROGRAMS // tiles)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stoker_kernels.lora.types import LoraPlan, LoraTarget
+from stoker_kernels.lora.types import TILE, LoraPlan, LoraTarget
 from stoker_kernels.quant import Quantized
 
 
@@ -33,8 +33,8 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
     first = 0
     for slot in range(slots):
         found = (adapters == slot).nonzero().view(-1).to(torch.int32)
-        tiles = -(-len(found) // plan.tile)
-        plan.order[first * plan.tile :][: len(found)] = found
+        tiles = -(-len(found) // TILE)
+        plan.order[first * TILE :][: len(found)] = found
         plan.adapters[first : first + tiles] = slot
         first += tiles
 
@@ -57,10 +57,19 @@ def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, 
     """The definition of `expand_lora`, of what the definition of `shrink_lora` left."""
     assert parts == 1
     del planned
-    _, max_rank, pieces, _ = target.a.shape
-    room = scratch[: len(plan.order) * pieces * max_rank].view(-1, pieces, max_rank)
-    for slot, rank, tokens, places in _groups(target, plan):
-        _expand(y, tokens, room[places, :, :rank].to(y.dtype), target, slot)
+    _expand_all(y, target, plan, scratch, y.dtype)
+
+
+def expand_silu_mul(
+    y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, out: Tensor, parts: int, planned: bool
+) -> None:
+    """The definition of `expand_silu_mul`."""
+    assert parts == 1
+    del planned
+    both = y.float()
+    _expand_all(both, target, plan, scratch, y.dtype)
+    gate, up = both.chunk(2, dim=1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
@@ -71,10 +80,18 @@ def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPla
         _expand(y, tokens, shrunk[:, None], target, slot)
 
 
+def _expand_all(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, rounded: torch.dtype) -> None:
+    """y += B·s, s being `rounded`."""
+    _, max_rank, pieces, _ = target.a.shape
+    room = scratch[: len(plan.order) * pieces * max_rank].view(-1, pieces, max_rank)
+    for slot, rank, tokens, places in _groups(target, plan):
+        _expand(y, tokens, room[places, :, :rank].to(rounded), target, slot)
+
+
 def _groups(target: LoraTarget, plan: LoraPlan) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """(slot, its rank, its tokens, their places) of each slot that has tokens and changes this linear."""
     ranks = target.ranks.tolist()
-    owner = plan.adapters.repeat_interleave(plan.tile)
+    owner = plan.adapters.repeat_interleave(TILE)
     for slot in sorted(set(plan.adapters.tolist()) - {-1}):
         places = ((owner == slot) & (plan.order >= 0)).nonzero().view(-1)
         if ranks[slot]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker_kernels.launch.aot_registry import I32, I32_ANYWHERE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.lora.types import LARGE_TILE, SMALL_TILE, LoraPlan
+from stoker_kernels.lora.types import TILE, LoraPlan
 
 _TOKENS = 256
 
@@ -95,7 +95,7 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
     """A program for each slot, and one for the tiles that stay empty."""
     group_tokens_kernel[(slots + 1,)](
         adapters, plan.order, plan.adapters, plan.turn, adapters.shape[0], plan.adapters.shape[0], slots,
-        SLOTS=padded_slots(slots), TILE=plan.tile, BLOCK=_TOKENS, **launch_options(adapters.device),
+        SLOTS=padded_slots(slots), TILE=TILE, BLOCK=_TOKENS, **launch_options(adapters.device),
     )  # fmt: skip
 
 
@@ -116,8 +116,7 @@ register_aot(
     dict.fromkeys(("adapters", "order", "tile_adapters", "turn"), f"*{I32}")
     | dict.fromkeys(("num_tokens", "num_tiles", "slots"), I32),
     [
-        {"SLOTS": slots, "TILE": tile, "BLOCK": _TOKENS}
+        {"SLOTS": slots, "TILE": TILE, "BLOCK": _TOKENS}
         for slots in (8, 16, 32, 64)
-        for tile in (SMALL_TILE, LARGE_TILE)
     ],
 )

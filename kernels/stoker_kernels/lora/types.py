@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEW_TOKENS = 512
-"""Up to so many tokens a step is short of work for the GPU, and tiles are small."""
-SMALL_TILE, LARGE_TILE = 16, 64
+TILE = 16
+"""Places of a tile: what an instruction of the tensor cores takes. Tiles of 64 are too few to shrink with."""
 WORDS = 4
 
 
@@ -40,16 +39,15 @@ class LoraTarget:
 
 @dataclass(frozen=True, slots=True)
 class LoraPlan:
-    """The tokens of a step by adapter slot, in tiles of `tile` places that belong to one slot each.
+    """The tokens of a step by adapter slot, in tiles of TILE places that belong to one slot each.
 
-    order: [tiles·tile] int32, the token at each place, −1 where there is none. adapters: [tiles] int32, the slot of
+    order: [tiles·TILE] int32, the token at each place, −1 where there is none. adapters: [tiles] int32, the slot of
     each tile, −1 for a tile without tokens. `group_tokens` fills both from `tokens [T]` int32, the slot of each token,
     and counts itself in `turn [1]` int32, which all plans share whose steps have the same targets.
     """
 
     order: Tensor
     adapters: Tensor
-    tile: int
     tokens: Tensor
     turn: Tensor
 
@@ -59,22 +57,18 @@ class LoraPlan:
 
         `turn`: that of other plans.
         """
-        counts = {min(tokens, max_tokens) for tokens in (FEW_TOKENS, max_tokens)}
-        places = max(plan_tiles(each, slots) * plan_tile(each) for each in counts)
-        tiles = max(plan_tiles(each, slots) for each in counts)
+        tiles = plan_tiles(max_tokens, slots)
         return LoraPlan(
-            torch.full((places,), -1, dtype=torch.int32, device=device),
+            torch.full((tiles * TILE,), -1, dtype=torch.int32, device=device),
             torch.full((tiles,), -1, dtype=torch.int32, device=device),
-            plan_tile(max_tokens),
             torch.empty((0,), dtype=torch.int32, device=device),
             torch.zeros((1,), dtype=torch.int32, device=device) if turn is None else turn,
         )
 
     def of(self, tokens: Tensor, slots: int) -> LoraPlan:
         """The part for a step whose tokens have the slots `tokens [T]` int32, −1 … slots − 1."""
-        count = len(tokens)
-        tiles, tile = plan_tiles(count, slots), plan_tile(count)
-        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile, tokens, self.turn)
+        tiles = plan_tiles(len(tokens), slots)
+        return LoraPlan(self.order[: tiles * TILE], self.adapters[:tiles], tokens, self.turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +84,6 @@ class LoraStep:
     planned: bool = False
 
 
-def plan_tile(tokens: int) -> int:
-    """Places of a tile in a step of `tokens` tokens."""
-    return SMALL_TILE if tokens <= FEW_TOKENS else LARGE_TILE
-
-
 def plan_tiles(tokens: int, slots: int) -> int:
     """Tiles that suffice for `tokens` tokens, however they are spread over `slots` slots."""
-    return min(tokens, tokens // plan_tile(tokens) + slots)
+    return min(tokens, tokens // TILE + slots)

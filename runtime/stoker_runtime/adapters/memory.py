@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from stoker_kernels.lora import WORDS, LoraTarget, plan_tile, plan_tiles, scratch_elements
+from stoker_kernels.lora import TILE, WORDS, LoraTarget, most_scratch_elements, plan_tiles
 from stoker_runtime.adapters.files import HostAdapter, read_adapter
 from stoker_runtime.adapters.layout import AdapterLayout, ModelCut
 from stoker_runtime.config import EngineConfig
@@ -112,9 +112,8 @@ def scratch_size(config: EngineConfig, layout: AdapterLayout) -> int:
     """fp32 elements that any product of any step needs."""
     longest = config.max_num_batched_tokens + config.max_num_seqs
     return max(
-        scratch_elements(tokens, config.max_loras, config.max_lora_rank, len(place.modules), place.columns)
-        for place in layout.places
-        for tokens in (min(512, longest), longest)
+        most_scratch_elements(longest, config.max_loras, config.max_lora_rank, pieces, columns)
+        for pieces, columns in {(len(place.modules), place.columns) for place in layout.places}
     )
 
 
@@ -124,7 +123,7 @@ def adapter_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         return 0
     layout = AdapterLayout.of(spec, embeddings=config.lora_embeddings)
     longest = config.max_num_batched_tokens + config.max_num_seqs
-    places = plan_tiles(longest, config.max_loras) * (plan_tile(longest) + 1)
+    places = plan_tiles(longest, config.max_loras) * (TILE + 1)
     return (
         slot_bytes(config, spec) * config.max_loras
         + 4 * len(layout.places) * (config.max_loras + WORDS)

@@ -16,7 +16,7 @@ from tests.kernels.emulator.machine import Machine
 
 from stoker_kernels.gemm import adapted, small, wide
 from stoker_kernels.launch import cuda
-from stoker_kernels.lora import cluster_shrink
+from stoker_kernels.lora import cluster_shrink, mma_expand
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
@@ -31,7 +31,7 @@ INT8_SOURCES = (
 )
 ADAPTED_SOURCES = (
     *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_gemm_multicast_adapted.cu"),
-    *("sm90_bf16_lora_shrink.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
+    *("sm90_bf16_lora_expand.cu", "sm90_bf16_lora_shrink.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh"),
     *("silu.cuh", "sm90_chunk.cuh"),
 )
@@ -59,6 +59,7 @@ def compile_adapted(folder: Path) -> ctypes.CDLL:
     assert compiled.adapter_arguments_size() == ctypes.sizeof(adapted.AdapterArguments)
     assert compiled.pair_list_bytes() == small.PAIR_LIST_BYTES
     assert compiled.shrink_arguments_size() == ctypes.sizeof(cluster_shrink.ShrinkArguments)
+    assert compiled.expand_arguments_size() == ctypes.sizeof(mma_expand.ExpandArguments)
     return compiled
 
 
@@ -82,7 +83,8 @@ class GemmMachine(Machine):
         assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
         launch = self.told(kernel, grid, cluster, self.words if "adapted" in kernel.name else None)
-        kinds = {"lora": "lora_shrink", "adapted": "adapted_gemm", "wide": "wide_gemm", "fixed": "wide_gemm"}
+        kinds = {"expand": "lora_expand", "shrink": "lora_shrink", "adapted": "adapted_gemm"}
+        kinds |= {"wide": "wide_gemm", "fixed": "wide_gemm"}
         kind = next((kinds[word] for word in kinds if word in kernel.name), "cluster_gemm")
         run = getattr(self.library, f"run_{kind}")
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))

@@ -103,6 +103,46 @@ def test_many_tokens_match(device: torch.device) -> None:
     )
 
 
+@pytest.mark.parametrize("max_rank", [9, 37])
+def test_many_tokens_shrink_in_parts(max_rank: int, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(max_rank)
+    tokens, columns = random.randrange(520, 900), 16 * random.randrange(40, 90)
+    print(tokens, columns)
+    place = target(generator, 3, max_rank, columns, (96, 41), torch.float32, device)
+    x = torch.randn((tokens, columns), generator=generator).to(device)
+    adapters = draw(generator, tokens, 3, device)
+    scratch = torch.empty(lora.scratch_elements(tokens, 3, max_rank, 2, columns), device=device)
+    assert lora.shrink_lora(x, place, plan(adapters, 3), scratch) > 1
+    check(x, place, adapters, 3, torch.float32)
+
+
+@pytest.mark.matrix("dtype", take=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("max_rank", [16, 35])
+@pytest.mark.parametrize("many", [False, True])
+def test_the_activation_within_expand_matches(
+    many: bool, max_rank: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    seed = random.randrange(2**30)
+    print("seed", seed)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    tokens, rows = rng.randrange(513, 700) if many else rng.randrange(1, 60), rng.randrange(3, 300)
+    place = target(generator, 4, max_rank, 80, (rows, rows), dtype, device)
+    x = torch.randn((tokens, 80), generator=generator).to(dtype).to(device)
+    adapters = draw(generator, tokens, 4, device)
+    adapters[0], planned = 0, rng.random() < 0.5
+    base = torch.randn((tokens, 2 * rows), generator=generator).to(dtype).to(device)
+    scratch = torch.full((lora.scratch_elements(tokens, 4, max_rank, 2, 80),), torch.nan, device=device)
+    step, want = plan(adapters, 4), torch.empty((tokens, rows), dtype=dtype, device=device)
+    reference.shrink_lora(x, place, step, scratch, planned=False)
+    reference.expand_silu_mul(base.clone(), place, step, scratch, want, 1, False)
+    scratch.fill_(torch.nan)
+    parts = lora.shrink_lora(x, place, step, scratch, planned=planned)
+    got = lora.expand_silu_mul(base.clone(), place, step, scratch, parts=parts, planned=planned)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert (got.float() - want.float()).abs().max() <= tolerance * want.float().abs().max()
+
+
 @pytest.mark.parametrize("max_rank", [7, 24])
 def test_four_pieces_match(max_rank: int, device: torch.device) -> None:
     """Of which the last is another part of the first one's matrix."""

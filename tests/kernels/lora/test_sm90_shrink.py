@@ -27,6 +27,6 @@ def test_sums_by_place_match(adapted_machine: GemmMachine, max_rank: int, planne
     assert cluster_shrink.shrink_lora(x, target, plan, scratch, planned) == 1
     got, want = (each[: len(plan.order) * 2 * max_rank].view(-1, 2, max_rank) for each in (scratch, want))
     for slot, rank in enumerate(ranks.tolist()):
-        mine = (plan.order >= 0) & (plan.adapters.repeat_interleave(plan.tile) == slot)
+        mine = (plan.order >= 0) & (plan.adapters.repeat_interleave(lora.TILE) == slot)
         assert not want[mine][..., :rank].isnan().any()
         torch.testing.assert_close(got[mine][..., :rank], want[mine][..., :rank], rtol=1e-4, atol=1e-4)
