@@ -9,20 +9,23 @@ from dataclasses import replace
 
 from stoker_kernels.block_gemm import pack as pack_blocks
 from stoker_kernels.gemm import pack
-from stoker_kernels.quant import AnyWeight, BlockWeight
+from stoker_kernels.lane_gemm import pack_lanes
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight
 from stoker_runtime.models.decoder_weights import DecoderWeights
 
 
 def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
     """The same weights, the matrices in the order in which this processor's products read them, if it has one.
 
-    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, so
-    that `weights` must not be read again.
+    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks, and integers and floats of few
+    bits, are packed where they lie, so that `weights` must not be read again.
     """
 
     def packed(weight: AnyWeight) -> AnyWeight:
         if isinstance(weight, BlockWeight):
             return pack_blocks(weight)
+        if isinstance(weight, IntegerWeight | Fp4Weight):
+            return pack_lanes(weight)
         return pack(weight)
 
     layers = tuple(
