@@ -65,7 +65,7 @@ def bf16_refusal() -> str | None:
 
 @functools.cache
 def tiles_refusal() -> str | None:
-    """Why products of x in bf16 are computed by vectors; None where AMX computes them, whatever the number of tokens."""
+    """Why products of x in bf16 are computed by vectors; None where AMX computes them, of one token too."""
     if not {"amx_tile", "amx_bf16"} <= cc.processor_flags() or bf16_refusal() is not None:
         return "needs a processor with AMX BF16"
     refused = cc.refusal(_TILES)
