@@ -13,7 +13,6 @@ import ctypes
 import functools
 import platform
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +35,6 @@ _FP4_SCALES = {"mxfp4": 3, "nvfp4": 4}
 _HALVES, _FLOATS = "cpu_lanes", "cpu_lanes_floats"
 _halves_product = Kernel(_HALVES, "stoker_lanes_product")
 _floats_product = Kernel(_FLOATS, "stoker_lanes_floats_product")
-_Weight = TypeVar("_Weight", IntegerWeight, Fp4Weight)
 
 
 class _Work(ctypes.Structure):
@@ -75,7 +73,7 @@ def lanes_refusal(weight: IntegerWeight | Fp4Weight) -> str | None:
     return cc.refusal(_FLOATS)
 
 
-def pack_lanes(weight: _Weight) -> _Weight:
+def pack_lanes(weight: IntegerWeight | Fp4Weight) -> IntegerWeight | Fp4Weight:
     """Pack a weight in its own memory; as it is where `lanes_refusal` says why.
 
     Whoever held the weight as it was must not read it again.
@@ -86,8 +84,7 @@ def pack_lanes(weight: _Weight) -> _Weight:
     step = max(1, PACKED_AT_ONCE // weight.in_features // ROWS) * ROWS
     for rows in weight.data.split(step):
         rows.copy_(to_lanes(unpack_rows(rows, bits), bits))
-    packed: _Weight = replace(weight, layout="lanes")
-    return packed
+    return replace(weight, layout="lanes")
 
 
 def multiply(x: Tensor, weight: IntegerWeight | Fp4Weight, bias: Tensor | None, out: Tensor | None) -> Tensor:
