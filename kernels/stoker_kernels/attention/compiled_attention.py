@@ -19,8 +19,8 @@ from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.launch.compiled import LANES, TYPES, Kernel
 
 MOST_DIM = 256
-# Rows times heads from which a second thread is woken up: heads of one row alone are too short a work.
-THREAD_PARTS = 64
+# Rows times heads from which threads share them: within a step helpers are awake.
+THREAD_PARTS = 8
 
 
 _attention_decode = Kernel("cpu_attention", "stoker_attention_decode")

@@ -1,7 +1,7 @@
 """GGUF's blocks of 32 columns on a CPU: packed once, in their own memory and as many bytes, and multiplied as they lie.
 
-Products of x in bf16 are computed in bf16 where the processor has AVX-512 BF16 (csrc/cpu_packed.c), all others in fp32
-by any processor's vectors (csrc/cpu_packed_floats.c).
+Products of x in bf16 are computed in bf16 where the processor has AMX (csrc/cpu_packed_tiles.c) or AVX-512 BF16
+(csrc/cpu_packed.c), all others in fp32 by any processor's vectors (csrc/cpu_packed_floats.c).
 Invariants: what the C functions get is contiguous and lies within its tensors; sizes are checked here, for C does not.
 Does not know: which layer a weight serves.
 """
@@ -27,8 +27,9 @@ GROUP, COLUMNS = 16, 32
 THREAD_WORK = 1 << 18
 # Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
 PARTS_PER_THREAD = 6
-_HALVES, _FLOATS = "cpu_packed", "cpu_packed_floats"
+_HALVES, _TILES, _FLOATS = "cpu_packed", "cpu_packed_tiles", "cpu_packed_floats"
 _halves_product = Kernel(_HALVES, "stoker_packed_product")
+_tiles_product = Kernel(_TILES, "stoker_packed_tiles_product")
 _floats_product = Kernel(_FLOATS, "stoker_packed_floats_product")
 _packed_rows = Kernel(_FLOATS, "stoker_packed_rows")
 
@@ -60,6 +61,17 @@ def bf16_refusal() -> str | None:
     if platform.machine() != "x86_64" or "avx512_bf16" not in cc.processor_flags():
         return "needs a processor with AVX-512 BF16"
     return cc.refusal(_HALVES)
+
+
+@functools.cache
+def tiles_refusal() -> str | None:
+    """Why products of x in bf16 are computed by vectors; None where AMX computes them, of one token too."""
+    if not {"amx_tile", "amx_bf16"} <= cc.processor_flags() or bf16_refusal() is not None:
+        return "needs a processor with AMX BF16"
+    refused = cc.refusal(_TILES)
+    if refused is None and not cc.library(_TILES).stoker_tiles_allowed():
+        return "the system gives this process no tiles"
+    return refused
 
 
 def packs(name: str, rows: int) -> bool:
@@ -100,7 +112,8 @@ def product(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor | N
             y.data_ptr(), len(pieces), columns, tokens, wanted, wanted // GROUP, step, y.dtype == torch.float32,
             threads,
         )  # fmt: skip
-        (_halves_product if halves else _floats_product)(work, listed)
+        by_vectors = _halves_product if halves else _floats_product
+        (_tiles_product if halves and tiles_refusal() is None else by_vectors)(work, listed)
     if out is None:
         return y.to(x.dtype)
     return y if out is y else out.copy_(y)

@@ -1,7 +1,7 @@
 """`fp4_linear`: y = x · Wᵀ + bias for weights in NVFP4 or MXFP4 and activations of 16 or 32 bits.
 
 Implementations, for `--kernel fp4_linear=NAME`: `own` (CUDA: our Hopper kernels for weights
-in fragments, Triton for those in rows) and `reference`, which is also the CPU's.
+in fragments, Triton for those in rows), `compiled` (C, on the CPU) and `reference`.
 Invariants: each row of the result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves, nor how weights reached the device.
 """
@@ -11,12 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels import lane_gemm
 from stoker_kernels.fragment_gemm import fills_blocks, fragments_refusal
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 from stoker_kernels.quant import FP4_BLOCKS, Fp4Kind, Fp4Weight, Layout
 
 _FLOATS = (torch.bfloat16, torch.float16)
 register("fp4_linear", "own", "stoker_kernels.fp4_gemm.choose:fp4_linear", triton_supports(*_FLOATS))
+register("fp4_linear", "compiled", "stoker_kernels.fp4_gemm.cpu:fp4_linear", lane_gemm.supports)
 register("fp4_linear", "reference", "stoker_kernels.fp4_gemm.reference:fp4_linear", reference_supports)
 
 

@@ -1,7 +1,7 @@
 """`integer_linear`: y = x · Wᵀ + bias for weights in integers of 4 or 8 bits with scales a group.
 
 Implementations, for `--kernel integer_linear=NAME`: `own` (CUDA: our Hopper kernels for weights in fragments, Triton
-for those in rows) and `reference`, which is also the CPU's. Where batch invariance is demanded: `fixed`, and `rows`.
+for those in rows), `compiled` (C, on the CPU) and `reference`. Where batch invariance is demanded: `fixed`, and `rows`.
 Invariants: each row of the result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves, nor how weights reached the device.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels import lane_gemm
 from stoker_kernels.fragment_gemm import fills_blocks, fragments_refusal
 from stoker_kernels.launch import cpu_dot
 from stoker_kernels.launch.dispatch import (
@@ -26,6 +27,7 @@ from stoker_kernels.quant import IntegerWeight, Layout
 
 _FLOATS = (torch.bfloat16, torch.float16)
 register("integer_linear", "own", "stoker_kernels.integer_gemm.choose:integer_linear", triton_supports(*_FLOATS))
+register("integer_linear", "compiled", "stoker_kernels.integer_gemm.cpu:integer_linear", lane_gemm.supports)
 register("integer_linear", "reference", "stoker_kernels.integer_gemm.reference:integer_linear", reference_supports)
 
 

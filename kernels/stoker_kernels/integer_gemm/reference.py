@@ -1,4 +1,4 @@
-"""Products with integer weights in plain PyTorch: oracle and CPU backend.
+"""Products with integer weights in plain PyTorch: the oracle.
 
 Invariants: the weight is dequantized to the dtype of x first, each step rounded, as its kernels do; the product is that
 of the dtype. Knows nothing of dispatch.
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.fragment_gemm import from_fragments
+from stoker_kernels.lane_gemm import from_lanes
 from stoker_kernels.quant import IntegerWeight, unpack_rows, unpair_rows
 
 
@@ -17,6 +18,8 @@ def codes_of(weight: IntegerWeight) -> Tensor:
     """The codes uint8 [N, K] by stored rows, whatever the order of bytes."""
     if weight.layout == "rows":
         return unpack_rows(weight.data, weight.bits)
+    if weight.layout == "lanes":
+        return from_lanes(weight.data, weight.bits)
     return from_fragments(weight.data, weight.kind)
 
 

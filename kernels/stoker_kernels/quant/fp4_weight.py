@@ -42,9 +42,10 @@ class Fp4Weight:
 
     data:   uint8 [N, K / 2]; with `layout` "rows" the lower column in the lower half of a byte; with "fragments" in the
             order of `fragment_gemm.order`; with "pairs" so too, but rows of gate and up in turn: what is stored as 2f
-            and 2f + 1, of scales and factors too, are the weight's rows f and N / 2 + f.
-    scale:  uint8 [K / block, N], the bits of e8m0 (mxfp4) or of e4m3 (nvfp4), which but for "rows" are positive and
-            widened (`fp4_bits.py`).
+            and 2f + 1, of scales and factors too, are the weight's rows f and N / 2 + f; with "lanes" in the order of
+            `lane_gemm.order`.
+    scale:  uint8 [K / block, N], the bits of e8m0 (mxfp4) or of e4m3 (nvfp4), which of fragments and pairs are
+            positive and widened (`fp4_bits.py`).
     factor: fp32 [N] of nvfp4, the matrix's number; None of mxfp4.
     Raises ValueError naming what does not fit.
     """

@@ -28,7 +28,8 @@ class IntegerWeight:
 
     data:   uint8 [N, K · bits / 8]; with `layout` "rows" row by row, the lower column in the lower half of a byte; with
             "fragments" the same codes in the order of `fragment_gemm.order`; with "pairs" so too, but rows of gate and
-            up in turn: what is stored as 2f and 2f + 1, of scales too, are the weight's rows f and N / 2 + f.
+            up in turn: what is stored as 2f and 2f + 1, of scales too, are the weight's rows f and N / 2 + f; with
+            "lanes" in the order of `lane_gemm.order`.
     scale:  [⌈K / group⌉, N] of a 16- or 32-bit float dtype.
     zero:   uint8 [⌈K / group⌉, N], or None: 8 of 4 bits, 128 of 8.
     order:  int32 [K] or None: column k of the weight belongs to column `order[k]` of x.

@@ -1,4 +1,5 @@
-"""How codes of a weight rest: row by row, or as the kernels of tensor cores read them, gate and up in turn or not.
+"""How codes of a weight rest: row by row, as the kernels of tensor cores read them, gate and up in turn or not, or as
+a processor's vectors do.
 
 Knows nothing of what a code means.
 """
@@ -10,8 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Layout = Literal["rows", "fragments", "pairs"]
-"""Row by row; in the order of `fragment_gemm.order`; in this order with rows of gate and up in turn."""
+Layout = Literal["rows", "fragments", "pairs", "lanes"]
+"""Row by row; in the order of `fragment_gemm.order`; in this order with rows of gate and up in turn; in the order of
+`lane_gemm.order`, on a CPU.
+"""
 
 
 def pair_rows(rows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
     Target,
     cpu_supports,
@@ -42,6 +43,9 @@ register("sample", "sm90", "stoker_kernels.sampling.sm90_sample:sample", _sm90_s
 for _op in ("argmax", "sample", "token_logprobs"):
     _path = f"stoker_kernels.sampling.triton_sampling:{_op}"
     register(_op, "triton", _path, triton_supports(*LOGITS_DTYPES), invariant=True)
+    if _op == "argmax":
+        _compiled = "stoker_kernels.sampling.compiled_argmax:argmax"
+        register(_op, "compiled", _compiled, compiled_supports("cpu_argmax"), invariant=True)
     # Of integers and of what is exact, sums have one result; of exponentials they do not.
     _exact = _op != "token_logprobs"
     register(_op, "reference", f"stoker_kernels.sampling.reference:{_op}", reference_supports, invariant=_exact)

@@ -9,6 +9,7 @@ what host_memory.py adds up.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -191,7 +192,20 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     if not kv:
         text = f"The weights alone fit, but the model's shape is not known: {sums}."
         return replace(known, verdict="Unknown", message=text)
+    draft = _draft_model(said.get("speculative-config", ""))
+    if draft:
+        text = f"The model alone fits, but the size of {draft}, which --speculative-config names, is not known: {sums}."
+        return replace(known, verdict="Unknown", message=text)
     return replace(known, message=f"The model fits: {sums}.")
+
+
+def _draft_model(config: str) -> str:
+    """The model, or the head, that drafts beside the served one; "" where none is named."""
+    try:
+        keys = json.loads(config or "{}")
+    except ValueError:  # the engine says what is wrong with it
+        return ""
+    return str(keys.get("model") or "") if isinstance(keys, dict) else ""
 
 
 def _sequences(state_bytes: int, gpu: Gpu) -> int:

@@ -47,6 +47,7 @@ from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Schem
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.cpu_order import in_large_pages
 from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, Fp4Experts, IntegerExperts
 from stoker_runtime.weights.routing import piece_rows
 
@@ -81,7 +82,8 @@ class WeightArena:
         self.blocks: dict[str, BlockWeight] = {}
         self.experts: dict[str, ExpertPlace] = {}
         dtype_name = str(dtype).removeprefix("torch.")
-        self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
+        size = spec.parameter_bytes(dtype_name, quantization)
+        self._storage = in_large_pages(torch.empty(size, dtype=torch.uint8, device=device))
         self._used = 0
         for parameter in spec.parameters():
             self._place(parameter)

@@ -22,6 +22,15 @@ TYPES = [pytest.param(torch.bfloat16, marks=needs_bf16), torch.float32]
 LEVELS = [None, *(name for name, needs in cc.LEVELS.items() if cc.processor_flags().issuperset(needs))]
 
 
+@pytest.fixture(params=["tiles", "vectors"])
+def unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What computes in bf16: AMX where there is one, or AVX-512."""
+    if request.param == "tiles" and (refused := cpu_packed.tiles_refusal()) is not None:
+        pytest.skip(f"AMX: {refused}")
+    if request.param == "vectors":
+        monkeypatch.setattr(cpu_packed, "tiles_refusal", lambda: "not asked for")
+
+
 @pytest.fixture
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The processor as one of a lower level, without bf16, or as it is."""
@@ -65,8 +74,8 @@ def test_values_are_the_definition_and_the_bytes_come_back(name: str) -> None:
 
 
 @needs_bf16
-@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 31])
-def test_products(tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 83, 160])
+def test_products(tokens: int, unit: None) -> None:
     columns = 32 * random.randint(1, 19)
     plain, values = weights(columns)
     packed = pack(plain)
@@ -107,11 +116,11 @@ def test_products_in_fp32(level: None, tokens: int, dtype: torch.dtype) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_is_the_same_beside_any_others_on_any_threads(dtype: torch.dtype) -> None:
+def test_a_row_is_the_same_beside_any_others_on_any_threads(dtype: torch.dtype, unit: None) -> None:
     columns, rows = 544, 16 * 67
     data = random_rows("Q4_1", rows, columns)
     packed = pack(BlockWeight((BlockRows("Q4_1", data), BlockRows("Q8_0", random_rows("Q8_0", 32, columns))), columns))
-    x = torch.randn(21, columns).to(dtype)
+    x = torch.randn(random.randint(17, 90), columns).to(dtype)
     threads = torch.get_num_threads()
     assert len(x) * columns * rows >= cpu_packed.THREAD_WORK
     try:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from stoker_kernels.launch import cc
 from stoker_kernels.sampling import (
     MAX_BIAS,
     SamplingState,
     SlotSampling,
     apply_slot_sampling,
     argmax,
+    compiled_argmax,
     pack_slot_sampling,
     reference,
     sample,
@@ -291,3 +294,18 @@ def test_logprobs_are_log_softmax() -> None:
 def test_argmax_takes_the_lowest_of_equals() -> None:
     logits = torch.tensor([[1.0, 5.0, 5.0], [float("nan"), -1.0, -2.0]])
     assert argmax(logits).tolist() == [1, 1]
+
+
+@pytest.mark.skipif(cc.refusal("cpu_argmax") is not None, reason=f"{cc.refusal('cpu_argmax')}")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_argmax_in_c_is_the_reference_s(dtype: torch.dtype) -> None:
+    for _ in range(60):
+        rows, columns = random.randint(0, 5), random.randint(1, 500)
+        logits = (torch.randn(rows, columns) * 3).round().to(dtype)  # with equals
+        for value in random.sample([float("nan"), float("inf"), -float("inf"), 3.2e38], random.randint(0, 4)):
+            logits[torch.rand(rows, columns) < random.choice([0.01, 0.3, 1.0])] = value
+        out = torch.full((rows,), -7, dtype=torch.int32)
+        assert compiled_argmax.argmax(logits, out=out) is out
+        assert out.tolist() == reference.argmax(logits).tolist()
+    wide = torch.randn(3, 2 * 77).to(dtype)
+    assert compiled_argmax.argmax(wide[:, 5:82]).tolist() == reference.argmax(wide[:, 5:82]).tolist()

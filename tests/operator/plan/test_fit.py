@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -380,3 +381,24 @@ def test_what_does_not_fit_for_its_states_says_which_field_lowers_them(service: 
     assert fit is not None
     assert (fit.verdict, fit.states_gib) == ("TooLarge", 190.43)
     assert "Lower runtime.maxConcurrency" in fit.message
+
+
+@pytest.mark.parametrize(
+    ("product", "config", "verdict"),
+    [
+        ("NVIDIA-H200", {"method": "draft_model", "model": "/models/half", "num_speculative_tokens": 3}, "Unknown"),
+        ("NVIDIA-H200", {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 5}, "Unknown"),
+        ("NVIDIA-H200", {"method": "suffix"}, "Fits"),
+        ("Tesla-T4", {"model": "/models/half", "num_speculative_tokens": 2}, "TooLarge"),
+    ],
+)
+def test_a_draft_model_of_unknown_size_is_not_said_to_fit(
+    service: Build, product: str, config: dict[str, Any], verdict: str
+) -> None:
+    runtime = {"args": ["--speculative-config", json.dumps(config)]}
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": [product]}, runtime=runtime), SEVEN_B)
+    assert fit is not None
+    assert fit.verdict == verdict
+    assert not fit.blocks or verdict == "TooLarge"
+    if verdict == "Unknown":
+        assert f"The model alone fits, but the size of {config['model']}" in fit.message

@@ -23,6 +23,7 @@ from stoker_kernels.fragment_gemm import fills_blocks
 from stoker_kernels.quant import FP4_BLOCKS, Fp4Kind, Fp4Weight
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.executor.kernel_names import refuse_variant
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -276,6 +277,18 @@ def test_a_setting_that_is_not_supported_is_named(
     (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
     with pytest.raises(ModelError, match=words):
         build_spec(read_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_batch_invariance_refuses_them_by_name(form: str, device: str, dense: Path, tmp_path: Path) -> None:
+    config, quantize = FORMATS[form]
+    folder, _ = write(dense, tmp_path, config, quantize)
+    asked = EngineConfig(str(folder), quantization=config["quant_method"], dtype="bfloat16", batch_invariant=True)
+    spec = build_spec(read_source(str(folder)))
+    kind = "nvfp4" if "nvfp4" in form else "mxfp4"
+    with pytest.raises(ConfigError, match=rf"weights in {kind} \(layers\.0\.\w+\).*leave --batch-invariant out"):
+        refuse_variant(asked, spec, torch.device(device))
 
 
 def test_quantization_names_what_the_checkpoint_is(dense: Path, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ and which mix is refused by name. Which layer has which scheme is drawn at rando
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,37 @@ def test_a_matrix_of_parts_that_none_holds_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": small(chosen)}))
     with pytest.raises(ModelError, match=words):
         spec_of(tmp_path)
+
+
+SCHEMES: dict[str, Scheme | None] = {
+    "four bits": packed(32, 4), "four with zeros": packed(16, 4, zeros=True), "eight bits": packed(80, 8), "FP8": FP8,
+    "INT8": INT8, "NVFP4": forms.NVFP4, "dense": None,
+}  # fmt: skip
+TOLD = {"FP8": "in FP8", "INT8": "in INT8 with activations in INT8", "NVFP4": "in NVFP4"}
+INTEGERS = {name for name, scheme in SCHEMES.items() if scheme is not None and name not in TOLD}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(SCHEMES, 2)))
+def test_every_pair_within_a_matrix_is_held_exactly_or_refused_by_both_names(
+    one: str, other: str, dense: Path, tmp_path: Path
+) -> None:
+    field = random.choice(["qkv", "gate_up"])
+    parts = [each.rpartition(".")[2] for each in forms.FIELDS[field]]
+    odd = random.choice(parts)
+    chosen = every(SCHEMES[one], **{odd: SCHEMES[other]})
+    if {one, other} <= INTEGERS:
+        quantized, plain = forms.write(dense, tmp_path, small(chosen), chosen)
+        assert_weights(quantized, plain, chosen)
+        return
+    settings = json.loads((dense / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": small(chosen)}))
+    with pytest.raises(ModelError, match=rf"layers\.\d+\.{field} is one matrix here") as refused:
+        spec_of(tmp_path)
+    for name, module in ((one, next(each for each in parts if each != odd)), (other, odd)):
+        kind = TOLD.get(name, "in integers of" if name in INTEGERS else "is not")
+        if "dense" in (one, other):
+            kind = "is not" if name == "dense" else "is"
+        assert re.search(rf"layers\.\d+\.\w+\.{module} {kind}", str(refused.value)), refused.value
 
 
 TWO = {"group_0": packed(32, 4).settings | {"targets": ["Linear"]}}

@@ -18,9 +18,14 @@ struct Work {
     int type, threads;
 };
 
-INLINE long place(const struct Work *w, long row, long head, long key) {
-    long page = w->table[w->slots[row] * w->stride + key / w->page];
-    return ((page * w->kv_heads + head) * w->page + key % w->page) * w->dim;
+// Where the keys [first, first + count) of a head lie, and their values. A division a key would cost as much as its dot.
+INLINE void places(const struct Work *w, long row, long head, long first, long count, long *at) {
+    const int32_t *table = w->table + w->slots[row] * w->stride;
+    long page = first / w->page, within = first % w->page;
+    for (long i = 0; i < count; page++, within = 0) {
+        long start = (table[page] * w->kv_heads + head) * w->page * w->dim;
+        for (; within < w->page && i < count; within++, i++) at[i] = start + within * w->dim;
+    }
 }
 
 // One query head over keys [first, last), KEYS at a time, with a running maximum.
@@ -34,13 +39,13 @@ INLINE void one_head(const struct Work *w, long row, long q_head, long first, lo
     float most = -__builtin_inff(), weight = 0.0f;
     for (long key = first; key < last; key += KEYS) {
         float logits[KEYS];
-        long count = last - key < KEYS ? last - key : KEYS;
+        long at[KEYS], count = last - key < KEYS ? last - key : KEYS;
+        places(w, row, head, key, count, at);
         float highest = most;
         for (long i = 0; i < count; i++) {
-            long at = place(w, row, head, key + i);
             Vector dot = {0};
             for (int part = 0; part < vectors; part++)
-                dot = multiply_add(query[part], load(w->k_cache, at + part * LANES, type), dot);
+                dot = multiply_add(query[part], load(w->k_cache, at[i] + part * LANES, type), dot);
             logits[i] = total(dot);
             if (!(logits[i] <= highest)) highest = logits[i];
         }
@@ -55,10 +60,9 @@ INLINE void one_head(const struct Work *w, long row, long q_head, long first, lo
         }
         most = highest;
         for (long i = 0; i < count; i++) {
-            long at = place(w, row, head, key + i);
             Vector share = spread(logits[i]);
             for (int part = 0; part < vectors; part++)
-                sums[part] = multiply_add(share, load(w->v_cache, at + part * LANES, type), sums[part]);
+                sums[part] = multiply_add(share, load(w->v_cache, at[i] + part * LANES, type), sums[part]);
         }
     }
     float inverse = weight > 0.0f ? 1.0f / weight : weight == 0.0f ? 0.0f : weight;

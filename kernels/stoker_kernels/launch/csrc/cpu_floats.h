@@ -9,6 +9,8 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Four __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
@@ -55,12 +57,12 @@ INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
 
 INLINE Vector spread(float value) { return (Vector){0} + value; }
 
+// Halves are added to each other, so that no lane passes through memory.
 INLINE float total(Vector sum) {
-    float lanes[LANES];
-    memcpy(lanes, &sum, sizeof sum);
-    for (int wide = LANES / 2; wide; wide /= 2)
-        for (int lane = 0; lane < wide; lane++) lanes[lane] += lanes[lane + wide];
-    return lanes[0];
+    Eight eight = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7) +
+                  __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
+    Four four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // e^x within 2 units of the last place; 0 below -87, e^88 above 88.

@@ -141,11 +141,14 @@ def _integers(weight: IntegerWeight) -> Tensor:
     row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None, :]
     row = _stored(row, rows, weight.layout)
     at = row * columns + column
-    if weight.layout != "rows":
+    if weight.layout in ("fragments", "pairs"):
         at = _fragment_place(row, column, columns, "half bytes" if weight.bits == 4 else "bytes")
     per_byte = 8 // weight.bits
-    byte = weight.data.flatten()[at // per_byte].int()
-    codes = byte >> (at % per_byte) * weight.bits & (1 << weight.bits) - 1
+    if weight.layout == "lanes":
+        codes = _lane_codes(weight.data, weight.bits, rows, columns)
+    else:
+        byte = weight.data.flatten()[at // per_byte].int()
+        codes = byte >> (at % per_byte) * weight.bits & (1 << weight.bits) - 1
     group = column[0] // weight.group
     zero = 1 << weight.bits - 1 if weight.zero is None else weight.zero[group].t()[row[:, 0]].to(dtype)
     values = ((codes.to(dtype) - zero) * weight.scale[group].t()[row[:, 0]]).float()
@@ -156,11 +159,13 @@ def _integers(weight: IntegerWeight) -> Tensor:
 
 def _fp4(weight: Fp4Weight) -> Tensor:
     """e2m1 by its bits (sign, two of exponent, one of mantissa) times the scales of block and row."""
-    if weight.layout != "rows":
+    if weight.layout in ("fragments", "pairs"):
         return _fp4_fragments(weight)
     rows, columns = weight.out_features, weight.in_features
     at = torch.arange(rows * columns, device=weight.data.device)
     code = weight.data.flatten()[at // 2].int() >> at % 2 * 4 & 15
+    if weight.layout == "lanes":
+        code = _lane_codes(weight.data, 4, rows, columns).flatten()
     exponent, mantissa = code >> 1 & 3, code & 1
     size = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
     values = torch.where(code > 7, -size, size).view(rows, columns)
@@ -168,6 +173,17 @@ def _fp4(weight: Fp4Weight) -> Tensor:
     scale = bits.view(torch.float8_e4m3fn).float() if weight.kind == "nvfp4" else 2.0 ** (bits.float() - 127.0)
     spread = scale.repeat_interleave(columns // scale.shape[1], dim=1)
     return values * spread if weight.factor is None else values * spread * weight.factor[:, None]
+
+
+def _lane_codes(data: Tensor, bits: int, rows: int, columns: int) -> Tensor:
+    """Codes int32 [rows, columns] of sixteen rows side by side: 256 bytes of half codes for 32 columns of them."""
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    unit, within = row // 16 * (columns // 32) + column // 32, column % 32
+    shift, found = 4 * (within // 2 % 4), torch.zeros(rows, columns, dtype=torch.int32)
+    for plane in range(bits // 4):
+        place = 256 * (bits // 4 * unit + plane) + 64 * (within // 8) + 4 * (row % 16) + 2 * (within % 2) + shift // 8
+        found |= (data.flatten()[place].int() >> shift % 8 & 15) << 4 * plane
+    return found
 
 
 def _fp4_fragments(weight: Fp4Weight) -> Tensor:
