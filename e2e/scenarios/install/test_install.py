@@ -130,7 +130,7 @@ def _chat(base: str) -> str:
     client = OpenAI(base_url=f"{base}/v1", api_key="none")
     stream = client.chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        messages=[{"role": "user", "content": "Name the capital of France."}],
         max_tokens=40,
         temperature=0,
         stream=True,

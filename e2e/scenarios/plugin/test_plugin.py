@@ -30,7 +30,7 @@ def test_a_person_looks_asks_and_goes_back(place: Kube, plugin: Plugin) -> None:
     assert f"{place.namespace}/talk  Ready" in shown
     assert "[+] ready" in shown
 
-    asked = ("chat", "talk", "What is the capital of France?", "--", "--temperature", "0", "--max-tokens", "20")
+    asked = ("chat", "talk", "Name the capital of France.", "--", "--temperature", "0", "--max-tokens", "20")
     assert "Paris" in plugin(*asked)
     measured = plugin("bench", "talk", "--", "--n", "1", "--rounds", "1", "--input-len", "8", "--output-len", "4",
                       "--no-warm-up", "--vocab", "1000")  # fmt: skip

@@ -261,7 +261,7 @@ class Executor:
                 part = slice(first, min(first + SCORED_ROWS, end))
                 step = self.body.adapters
                 adapters = step.of_sequence(chunk.slot, part.stop - part.start) if step is not None else None
-                logits = self.decoder.logits(hidden[part], adapters=adapters)
+                logits = self.decoder.logits(hidden[part], self.body.logits_room(part.stop - first), adapters)
                 parts.append(to_host(token_logprobs(logits, tokens[part], top)))
             pending.append(PendingPromptLogprobs(parts, top))
             at = end

@@ -53,7 +53,7 @@ def rehearse_steps(
             if shape.prefills and body.speculation is not None and body.speculation.drafter is not None:
                 body.catch_up(replace(shape, decodes=0), shape.tokens)
     few = min(2, rows)
-    logits = torch.empty((few, body.decoder.spec.vocab), dtype=body.decoder.dtype, device=updates.device)
+    logits = body.logits_room(few)
     body.sampler.rehearse(logits, body.row_slots[:few], body.ragged.positions[:few])
     for top in TOPS:
         token_logprobs(logits, body.ring[:few], top)

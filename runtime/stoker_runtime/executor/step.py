@@ -73,7 +73,8 @@ class StepBody:
         self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
         # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.
         most = sampled_rows(config)
-        self._logits = torch.empty((most, spec.vocab), dtype=decoder.dtype, device=device)
+        scored = decoder.weights.logits_dtype(decoder.dtype) if config.ranks == 1 else decoder.dtype
+        self._logits = torch.empty((most, spec.vocab), dtype=scored, device=device)
         workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
         table, kv_dtype = self.slots.page_table, arena.dtype
         self._planner = AttentionPlanner(spec, decoder.dtype, kv_dtype, table, config.max_model_len, workspace)
@@ -87,6 +88,10 @@ class StepBody:
         self._head = drafter if isinstance(drafter, HeadDrafter) else None
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         self.tapes = StepTapes(device, enabled=not config.enforce_eager and config.ranks == 1 and self._head is None)
+
+    def logits_room(self, rows: int) -> torch.Tensor:
+        """New memory for the logits of `rows` rows, in the type of the steps' own."""
+        return self._logits.new_empty((rows, self._logits.shape[1]))
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
@@ -143,3 +144,10 @@ class DecoderWeights:
     final_norm_bias: Tensor | None = None
     head_bias: Tensor | None = None
     fuse: AnyWeight | None = None
+
+    def logits_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of the logits of a model of `dtype`: fp32 where the head is packed for a CPU, as its sums are that anyway.
+
+        bf16 knows a logit of 20 to an eighth, so that two tokens are often one.
+        """
+        return torch.float32 if isinstance(self.head, BlockWeight) and self.head.packed else dtype

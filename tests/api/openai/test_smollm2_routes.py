@@ -16,7 +16,7 @@ from api_server import wait_until
 from server_process import ServerProcess
 from tests import real_models
 
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION: Any = [{"role": "user", "content": "Name the capital of France."}]
 ANSWER = "The capital of France is Paris."
 MODEL = "smollm2"
 

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from server_process import ServerProcess
 from tests import real_models
 
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "Name the capital of France."}]
 ANSWER = "The capital of France is Paris."
 
 

@@ -143,7 +143,7 @@ class Running:
         raise AssertionError(f"not ready:\n{self.output.read_text()}")
 
     def body(self, **changes: object) -> dict[str, object]:
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "Name the capital of France."}]
         return {"model": "smollm2", "messages": question, "temperature": 0, "max_tokens": 20, **changes}
 
     def ask(self) -> str:
@@ -195,7 +195,7 @@ def test_the_plugin_shows_it_and_talks_to_it(up: Running) -> None:
         time.sleep(0.2)
     assert "default/smollm2  Ready" in shown
     assert f"url        {up.url}/v1" in shown
-    asked = ("What is the capital of France?", "--", "--temperature", "0", "--max-tokens", "20")
+    asked = ("Name the capital of France.", "--", "--temperature", "0", "--max-tokens", "20")
     assert "The capital of France is Paris." in plugin("chat", "smollm2", *asked)
     assert "POST /v1/chat/completions" in plugin("logs", "smollm2")
 
