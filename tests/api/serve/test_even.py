@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -105,6 +106,23 @@ def test_each_process_has_its_share(server: ServerProcess, at_once: int) -> None
     count = RANDOM.randrange(12, 90)
     clients = connected(server, count, at_once)
     try:
+        assert_even(shares(server, clients), count)
+    finally:
+        gone(server, clients)
+
+
+def test_a_burst_is_shared_too(server: ServerProcess) -> None:
+    """Connections that all wait at once, none of them answered before the last was asked for."""
+    count = RANDOM.randrange(100, 400)
+    clients = [socket.socket() for _ in range(count)]
+    try:
+        for client in clients:
+            client.setblocking(False)
+            assert client.connect_ex(("127.0.0.1", port_of(server))) in (0, errno.EINPROGRESS)
+        for client in clients:
+            client.settimeout(30)
+            client.sendall(GET)
+        assert all(b" 200 " in client.recv(4096).splitlines()[0] for client in clients)
         assert_even(shares(server, clients), count)
     finally:
         gone(server, clients)
