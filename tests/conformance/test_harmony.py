@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import openai_harmony as harmony
 import pytest
 
 from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 
-harmony = pytest.importorskip("openai_harmony", reason="the extra conformance is not installed: pip install -e .")
 SEED = random.SystemRandom().randrange(1 << 30)
 VOCABULARY = "fb374d419588a4632f3f557e76b4b70aebbca790"
 WORDS = ("", "red", " fox\n", "{\"a\": [1, \"b\"]}", "</think>", "Größe", "to=functions.now", "analysis", "🦊", " ")

@@ -39,13 +39,13 @@ register(
 register("sigmoid_mul", "reference", "stoker_kernels.activation.reference:sigmoid_mul", reference_supports)
 _FOLDER = "stoker_kernels.activation"
 # An op for each type that is quantized to, as not every GPU has it.
-_INTO = {FP8: "silu_and_mul_quant", torch.int8: "silu_and_mul_quant_int8"}
+_INTO = {FP8: "quantizing_activation", torch.int8: "quantizing_activation_int8"}
 for _into, _op in _INTO.items():
-    _quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89 if _into == FP8 else 80)
-    register(_op, "triton", f"{_FOLDER}.triton_activation:silu_and_mul_quant", _quantizing)
-    register(_op, "reference", f"{_FOLDER}.reference:silu_and_mul_quant", reference_supports)
-    register_invariant(_op, "by_columns", f"{_FOLDER}.triton_activation:silu_and_mul_quant_by_columns", _quantizing)
-    register_invariant(_op, "rows", f"{_FOLDER}.rows:silu_and_mul_quant", cpu_supports(*_HALF_AND_FULL))
+    _on_gpu = triton_supports(*_HALF_AND_FULL, min_sm=89 if _into == FP8 else 80)
+    register(_op, "triton", f"{_FOLDER}.triton_quantizing:quantizing", _on_gpu)
+    register(_op, "reference", f"{_FOLDER}.reference:quantizing", reference_supports)
+    register_invariant(_op, "by_columns", f"{_FOLDER}.triton_quantizing:quantizing_by_columns", _on_gpu)
+    register_invariant(_op, "rows", f"{_FOLDER}.rows:quantizing", cpu_supports(*_HALF_AND_FULL))
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -72,12 +72,6 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
     g is `x[:, :F]`, at most `limit`; u is `x[:, F:]`, within ±`limit`. A limit of 0 is none.
     """
     y: Tensor = select("clamped_gelu_and_mul", x.device, x.dtype)(x, limit, out=out)
-    return y
-
-
-def silu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
-    """`silu_and_mul` of `[T,2F]`, then e4m3 or int8 `[T,F]` with one scale a token `[T,1]`: amax / 448, or / 127."""
-    y: Quantized = select(_INTO[into], x.device, x.dtype)(x, into)
     return y
 
 
@@ -120,4 +114,47 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
 def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = None) -> Tensor:
     """`x [T,F]` → `scale · x`, and where `cap` > 0 `cap · tanh(scale · x / cap)`, `[T,F]`. `out` may be `x`."""
     y: Tensor = select("scale_and_cap", x.device, x.dtype)(x, scale, cap, out=out)
+    return y
+
+
+def silu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`silu_and_mul` of `[T,2F]`, then e4m3 or int8 `[T,F]` with one scale a token `[T,1]`: amax / 448, or / 127.
+
+    The activation is not rounded before it is quantized; so it is for all that follow. F is at most 65,536.
+    """
+    return _quantizing(x, into, "silu", gated=True)
+
+
+def gelu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`gelu_and_mul`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "gelu", gated=True)
+
+
+def gelu_tanh_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`gelu_tanh_and_mul`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "gelu_tanh", gated=True)
+
+
+def clamped_gelu_and_mul_quant(x: Tensor, limit: float, into: torch.dtype = FP8) -> Quantized:
+    """`clamped_gelu_and_mul`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "clamped_gelu", gated=True, limit=limit)
+
+
+def gelu_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`gelu` of `[T,F]`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "gelu", gated=False)
+
+
+def gelu_tanh_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`gelu_tanh` of `[T,F]`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "gelu_tanh", gated=False)
+
+
+def relu2_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
+    """`relu2` of `[T,F]`, quantized as by `silu_and_mul_quant`."""
+    return _quantizing(x, into, "relu2", gated=False)
+
+
+def _quantizing(x: Tensor, into: torch.dtype, activation: str, *, gated: bool, limit: float = 0.0) -> Quantized:
+    y: Quantized = select(_INTO[into], x.device, x.dtype)(x, into, activation, gated=gated, limit=limit)
     return y

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
-from stoker_kernels.quant import FP8, Quantized
+from stoker_kernels.quant import Quantized
 
 GELU_SLOPE = 1.702  # of the sigmoid that is nearest to gelu's
 
@@ -41,12 +41,6 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return deliver(gate * torch.sigmoid(GELU_SLOPE * gate) * (up + 1.0), x.dtype, out)
-
-
-def silu_and_mul_quant(x: Tensor, into: torch.dtype = FP8) -> Quantized:
-    """`silu_and_mul`, then one scale a token."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return Quantized.of(functional.silu(gate) * up, into)
 
 
 def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -83,3 +77,18 @@ def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = N
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     """`x · sigmoid(gate)`."""
     return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
+def activated(x: Tensor, activation: str, *, gated: bool, limit: float) -> Tensor:
+    """Any activation by its name, in fp32."""
+    if activation == "clamped_gelu":
+        return clamped_gelu_and_mul(x.float(), limit)
+    known = {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_tanh": gelu_tanh_and_mul} if gated else {
+        "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2
+    }  # fmt: skip
+    return known[activation](x.float())
+
+
+def quantizing(x: Tensor, into: torch.dtype, activation: str, *, gated: bool, limit: float) -> Quantized:
+    """An activation, then one scale a token."""
+    return Quantized.of(activated(x, activation, gated=gated, limit=limit), into)

@@ -23,8 +23,9 @@ gelu_tanh = each_row(reference.gelu_tanh, "x")
 relu = each_row(reference.relu, "x")
 relu2 = each_row(reference.relu2, "x")
 scale_and_cap = each_row(reference.scale_and_cap, "x")
+_activated = each_row(reference.activated, "x")
 
 
-def silu_and_mul_quant(x: Tensor, into: torch.dtype) -> Quantized:
-    """`silu_and_mul`, then one scale a token."""
-    return Quantized.of(silu_and_mul(x.float()), into)
+def quantizing(x: Tensor, into: torch.dtype, activation: str, *, gated: bool, limit: float) -> Quantized:
+    """An activation, then one scale a token."""
+    return Quantized.of(_activated(x, activation, gated=gated, limit=limit), into)

@@ -1,8 +1,6 @@
-"""Activations in Triton: `act(gate) * up`, the same with FP8 quantization, and `act(x)`.
+"""Activations in Triton: `act(gate) * up`, and `act(x)`; soft-caps.
 
-Invariants: fp32 arithmetic with one rounding; rows may be strided, columns are contiguous. The quantizing kernel
-holds a row in registers, because its scale is known only after the whole row. Where rows are few and long, two kernels
-take pieces of them: one SM's exponentials would take longer than reading all twice.
+Invariants: fp32 arithmetic with one rounding; rows may be strided, columns are contiguous.
 Knows nothing of the projections around it.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -18,18 +16,10 @@ from torch import Tensor
 
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.launch.triton_fp8 import fp8_storage, scale_of, store_rounded
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.quant import FP8, FP8_MAX, INT8_MAX, MIN_SCALE, Quantized
 
-SILU, GELU, GELU_TANH, RELU, RELU2 = 0, 1, 2, 3, 4
-# What is quantized to: Triton's name of the type, what the largest magnitude becomes, and the least SM that has it.
-_INTO = {FP8: ("fp8e4nv", FP8_MAX, 89), torch.int8: ("i8", INT8_MAX, 80)}
-MAX_QUANT_COLUMNS = 65536
+SILU, GELU, GELU_TANH, RELU, RELU2, CLAMPED_GELU = 0, 1, 2, 3, 4, 5
 _BLOCK = 1024
-_PIECE, _PIECE_WARPS = 2048, 8
-_LONG_ROW, _FEW_ROWS = 4096, 256  # more columns than the one and at most as many rows as the other are cut into pieces
-_MOST_PIECES = MAX_QUANT_COLUMNS // _PIECE
 
 
 @triton.jit
@@ -43,20 +33,34 @@ def _activate(gate, KIND: tl.constexpr):
         result = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     elif KIND == 3:
         result = tl.maximum(gate, 0.0)
-    else:
+    elif KIND == 4:
         result = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+    else:
+        result = gate * tl.sigmoid(1.702 * gate)
     return result
 
 
 @triton.jit
-def _gated_piece(x, piece, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """(act(gate) · up of a piece of this program's row, the piece's columns, which of them there are)."""
+def activated_piece(
+    x, piece, columns, x_stride, limit, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(act(gate) · up, or act(x), of a piece of this program's row, the piece's columns, which of them there are).
+
+    `limit` bounds gate and up of the kind that has one.
+    """
     column = piece * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     source = x + tl.program_id(0).to(tl.int64) * x_stride + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    return _activate(gate, KIND) * up, column, inside
+    if GATED:
+        up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+        if KIND == 5:
+            gate = tl.minimum(gate, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+        result = _activate(gate, KIND) * up
+    else:
+        result = _activate(gate, KIND)
+    return result, column, inside
 
 
 @kernel
@@ -64,7 +68,7 @@ def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
-    result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND, BLOCK)
+    result, column, inside = activated_piece(x, tl.program_id(1), columns, x_stride, 0.0, KIND, True, BLOCK)
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -73,13 +77,7 @@ def _clamped_gelu_kernel(x, out, columns, x_stride, limit, BLOCK: tl.constexpr, 
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    source = x + row * x_stride + column
-    gate = tl.minimum(tl.load(source, mask=inside, other=0.0).to(tl.float32), limit)
-    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
-    result = gate * tl.sigmoid(1.702 * gate) * up
+    result, column, inside = activated_piece(x, tl.program_id(1), columns, x_stride, limit, 5, True, BLOCK)
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -88,10 +86,8 @@ def _act_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constex
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + column, _activate(value, KIND).to(out.dtype.element_ty), mask=inside)
+    result, column, inside = activated_piece(x, tl.program_id(1), columns, x_stride, 0.0, KIND, False, BLOCK)
+    tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -108,64 +104,6 @@ def _scale_and_cap_kernel(
         # tanh(u) is 2 · sigmoid(2u) - 1, which has no overflow.
         value = cap * (2.0 * tl.sigmoid(2.0 * value / cap) - 1.0)
     tl.store(out + row * columns + column, value.to(out.dtype.element_ty), mask=inside)
-
-
-@kernel
-def _silu_and_mul_quant_kernel(
-    x,
-    out,
-    scales,
-    columns,
-    x_stride,
-    BLOCK: tl.constexpr,
-    MOST: tl.constexpr,
-    MIN_SCALE: tl.constexpr,
-    LAUNCH_PDL: tl.constexpr,
-):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
-    row = tl.program_id(0).to(tl.int64)
-    result, column, inside = _gated_piece(x, 0, columns, x_stride, KIND=0, BLOCK=BLOCK)
-    scale = scale_of(tl.max(tl.abs(result), axis=0), MOST, MIN_SCALE)
-    store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
-    tl.store(scales + row, scale)
-
-
-@kernel
-def _silu_and_mul_max_kernel(
-    x, largest, columns, x_stride, BLOCK: tl.constexpr, MOST_PIECES: tl.constexpr, LAUNCH_PDL: tl.constexpr
-):
-    """The largest magnitude of each piece of a row, `[rows, MOST_PIECES]`."""
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
-    result, _, _ = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND=0, BLOCK=BLOCK)
-    tl.store(largest + tl.program_id(0) * MOST_PIECES + tl.program_id(1), tl.max(tl.abs(result), axis=0))
-
-
-@kernel
-def _silu_and_mul_scaled_kernel(
-    x,
-    largest,
-    out,
-    scales,
-    columns,
-    x_stride,
-    BLOCK: tl.constexpr,
-    MOST_PIECES: tl.constexpr,
-    MOST: tl.constexpr,
-    MIN_SCALE: tl.constexpr,
-    LAUNCH_PDL: tl.constexpr,
-):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
-    row = tl.program_id(0).to(tl.int64)
-    piece = tl.arange(0, MOST_PIECES)
-    of_pieces = tl.load(largest + row * MOST_PIECES + piece, mask=piece < tl.num_programs(1), other=0.0)
-    scale = scale_of(tl.max(of_pieces, axis=0), MOST, MIN_SCALE)
-    result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND=0, BLOCK=BLOCK)
-    store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
-    if tl.program_id(1) == 0:
-        tl.store(scales + row, scale)
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -194,56 +132,6 @@ def clamped_gelu_and_mul(x: Tensor, limit: float, *, out: Tensor | None = None) 
             x, out, columns, x.stride(0), limit or math.inf, BLOCK=_BLOCK, **launch_options(x.device)
         )
     return out
-
-
-def silu_and_mul_quant(x: Tensor, into: torch.dtype) -> Quantized:
-    """`activation.silu_and_mul_quant` on CUDA."""
-    return _silu_and_mul_quant(x, into, in_pieces=len(x) <= _FEW_ROWS)
-
-
-def silu_and_mul_quant_by_columns(x: Tensor, into: torch.dtype) -> Quantized:
-    """The same by kernels that the number of rows does not choose."""
-    return _silu_and_mul_quant(x, into, in_pieces=True)
-
-
-def _silu_and_mul_quant(x: Tensor, into: torch.dtype, *, in_pieces: bool) -> Quantized:
-    """`in_pieces`: long rows are cut."""
-    rows, columns = _shape(x)
-    if columns > MAX_QUANT_COLUMNS:
-        raise ValueError(f"silu_and_mul_quant takes at most {MAX_QUANT_COLUMNS} columns; got {columns}")
-    data = torch.empty((rows, columns), dtype=into, device=x.device)
-    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    if rows == 0:
-        return Quantized(data, scales)
-    if in_pieces and columns > _LONG_ROW:
-        _quantize_pieces(x, data, scales)
-        return Quantized(data, scales)
-    block = triton.next_power_of_2(columns)
-    _silu_and_mul_quant_kernel[(rows,)](
-        x,
-        fp8_storage(data),
-        scales,
-        columns,
-        x.stride(0),
-        BLOCK=block,
-        MOST=_INTO[into][1],
-        MIN_SCALE=MIN_SCALE,
-        num_warps=_quant_warps(block),
-        **launch_options(x.device),
-    )
-    return Quantized(data, scales)
-
-
-def _quantize_pieces(x: Tensor, data: Tensor, scales: Tensor) -> None:
-    rows, columns = data.shape
-    largest = torch.empty((rows, _MOST_PIECES), dtype=torch.float32, device=x.device)
-    grid, options = (rows, triton.cdiv(columns, _PIECE)), launch_options(x.device)
-    pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES, "num_warps": _PIECE_WARPS}
-    _silu_and_mul_max_kernel[grid](x, largest, columns, x.stride(0), **pieces, **options)
-    _silu_and_mul_scaled_kernel[grid](
-        x, largest, fp8_storage(data), scales, columns, x.stride(0), MOST=_INTO[data.dtype][1], MIN_SCALE=MIN_SCALE,
-        **pieces, **options,
-    )  # fmt: skip
 
 
 def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -315,10 +203,6 @@ def _shape(x: Tensor) -> tuple[int, int]:
     return rows, both // 2
 
 
-def _quant_warps(block: int) -> int:
-    return max(1, min(32, block // 512))
-
-
 def _register() -> None:
     integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
     for dtype in (BF16, FP16, FP32):
@@ -356,22 +240,6 @@ def _register() -> None:
                 [{"KIND": kind, "BLOCK": _BLOCK}],
                 compact=dtype == FP16 and kind == GELU,
             )
-        pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES}
-        inputs = integers | {"x": f"*{dtype}", "largest": f"*{FP32}"}
-        register_aot(
-            _silu_and_mul_max_kernel, inputs, [pieces], options={"num_warps": _PIECE_WARPS}, min_sm=80, compact=False
-        )
-        for name, most, least in _INTO.values():
-            out, constants = {"out": f"*{name}", "scales": f"*{FP32}"}, {"MOST": most, "MIN_SCALE": MIN_SCALE}
-            register_aot(
-                _silu_and_mul_scaled_kernel, inputs | out, [pieces | constants],
-                options={"num_warps": _PIECE_WARPS}, min_sm=least, compact=dtype == BF16,
-            )  # fmt: skip
-            for block in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
-                register_aot(
-                    _silu_and_mul_quant_kernel, integers | {"x": f"*{dtype}"} | out, [constants | {"BLOCK": block}],
-                    options={"num_warps": _quant_warps(block)}, min_sm=least, compact=dtype == BF16 and block == 4096,
-                )  # fmt: skip
 
 
 _register()

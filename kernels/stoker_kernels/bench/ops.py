@@ -24,6 +24,7 @@ from stoker_kernels import activation, norm, rope, sampling
 from stoker_kernels.activation import reference as activation_reference
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.norm import reference as norm_reference
+from stoker_kernels.quant import FP8
 from stoker_kernels.rope import reference as rope_reference
 from stoker_kernels.sampling import SamplingState, SlotSampling, apply_slot_sampling, pack_slot_sampling
 from stoker_kernels.sampling import reference as sampling_reference
@@ -113,10 +114,12 @@ def check_dense(rows: int) -> None:
     got = norm.add_rms_norm(x, residual, weight, 1e-6, out=torch.full_like(x, torch.nan))
     close(got, expected)
     close(residual, kept)
-    gates = randn(rows, 2 * 1016)
+    gates, wanted = randn(rows, 2 * 1016), activation_reference.quantizing
     close(activation.silu_and_mul(gates), activation_reference.silu_and_mul(gates))
     for got_q, expected_q in (
-        (activation.silu_and_mul_quant(gates), activation_reference.silu_and_mul_quant(gates)),
+        (activation.silu_and_mul_quant(gates), wanted(gates, FP8, "silu", gated=True, limit=0.0)),
+        (activation.gelu_tanh_and_mul_quant(gates), wanted(gates, FP8, "gelu_tanh", gated=True, limit=0.0)),
+        (activation.relu2_quant(x), wanted(x, FP8, "relu2", gated=False, limit=0.0)),
         (norm.rms_norm_quant(x, weight, 1e-6), norm_reference.rms_norm_quant(x, weight, 1e-6)),
     ):
         close(got_q.scale, expected_q.scale)
@@ -215,13 +218,17 @@ def norm_works(rows: int) -> Iterator[Work]:
 
 
 def activation_works(rows: int) -> Iterator[Work]:
-    """silu_and_mul, and the same with quantization."""
+    """silu_and_mul, and the same with quantization, as gelu by its tanh form and relu² without a gate."""
     moved = rows * INTERMEDIATE * 2.0
     sets = set_count(2 * moved)
     x = randn(sets, rows, 2 * INTERMEDIATE)
     out = randn(rows, INTERMEDIATE)
     yield Work("silu_and_mul 18944", rows, 3 * moved, sets, lambda i: activation.silu_and_mul(x[i], out=out))
     yield Work("silu_and_mul_quant 18944", rows, 2.5 * moved, sets, lambda i: activation.silu_and_mul_quant(x[i]))
+    yield Work(
+        "gelu_tanh_and_mul_quant 18944", rows, 2.5 * moved, sets, lambda i: activation.gelu_tanh_and_mul_quant(x[i])
+    )
+    yield Work("relu2_quant 37888", rows, 3 * moved, sets, lambda i: activation.relu2_quant(x[i]))
 
 
 def rope_call(operands: list[RopeOperands], out: Tensor) -> Call:

@@ -9,27 +9,14 @@ Knows nothing of requests, of sampling, of pages' owners, or of checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import (
-    clamped_gelu_and_mul,
-    gelu,
-    gelu_and_mul,
-    gelu_tanh,
-    gelu_tanh_and_mul,
-    relu2,
-    scale_and_cap,
-    sigmoid_mul,
-    silu,
-    silu_and_mul,
-    silu_and_mul_quant,
-)
+from stoker_kernels.activation import scale_and_cap, sigmoid_mul
 from stoker_kernels.attention import BlockPattern, paged_attention
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
@@ -48,26 +35,13 @@ from stoker_kernels.quant import (
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
+from stoker_runtime.models.layers.activation import Activation
 from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.state import pass_states
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec, QkNorm
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu_and_mul,
-    "gelu": gelu_and_mul,
-    "gelu_tanh": gelu_tanh_and_mul,
-}
-PLAIN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu2": relu2,
-}
-# Fused with quantization for a consumer of eight bits; where there is none, `linear` quantizes its input itself.
-QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor, torch.dtype], Quantized]] = {"silu": silu_and_mul_quant}
 
 
 class Decoder:
@@ -97,9 +71,7 @@ class Decoder:
         self._slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
         self._patterns = tuple(_pattern(spec, layer) for layer in range(spec.num_layers))
         self._unused = torch.tensor(spec.unused_tokens, device=device) if spec.unused_tokens else None
-        self._activations = ACTIVATIONS | {
-            "clamped_gelu": partial(clamped_gelu_and_mul, limit=spec.activation_limit)
-        }
+        self._activation = Activation(spec)
         # In the dtype in which the model was trained to multiply.
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=dtype))
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
@@ -332,13 +304,10 @@ class Decoder:
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
-        if not self.spec.gated:
-            up = self._linear(hidden, gate_up, layer.gate_up_bias)
-            return self._linear(PLAIN_ACTIVATIONS[self.spec.activation](up), down, layer.down_bias)
         dense = gate_up.kind == down.kind == "dense" and isinstance(hidden, Tensor)
         into = activation_type(down)
         quantized = isinstance(hidden, Quantized) and hidden.data.dtype == into and self.dtype == torch.bfloat16
-        one_op = self.spec.activation == "silu" and layer.gate_up_bias is None
+        one_op = self._activation.swiglu and layer.gate_up_bias is None
         if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight | Int8Weight):
             return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
         kinds = IntegerWeight | Fp4Weight | BlockWeight
@@ -346,10 +315,7 @@ class Decoder:
         if one_op and packed is not None and isinstance(hidden, Tensor):
             return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
         both = self._linear(hidden, gate_up, layer.gate_up_bias)
-        fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
-        if into is not None and fused is not None:
-            return self._linear(fused(both, into), down, layer.down_bias)
-        return self._linear(self._activations[self.spec.activation](both), down, layer.down_bias)
+        return self._linear(self._activation(both, into), down, layer.down_bias)
 
     def _adapted(
         self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, name: str, adapters: AdapterInputs | None
@@ -361,26 +327,20 @@ class Decoder:
 
     def _adapted_dense(self, index: int, hidden: Tensor | Quantized, adapters: AdapterInputs) -> Tensor:
         """`_dense` where adapters add to gate and up before the activation."""
-        layer, activation = self.weights.layers[index], self.spec.activation
+        layer = self.weights.layers[index]
         prefix = f"layers.{index}." if layer.mixture is None else f"layers.{index}.shared_"
         name = f"{prefix}gate_up"
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
         into = activation_type(down)
-        one_op = activation == "silu" and self.spec.gated and layer.gate_up_bias is None and into is None
+        one_op = self._activation.swiglu and layer.gate_up_bias is None and into is None
         product: Tensor | Quantized | None = None
         if one_op and isinstance(hidden, Tensor):
             product = adapters.silu_mul(hidden, gate_up, name)
         if product is None:
             both = self._adapted(hidden, gate_up, layer.gate_up_bias, name, adapters)
-            fused = QUANTIZING_ACTIVATIONS.get(activation)
-            if not self.spec.gated:
-                product = PLAIN_ACTIVATIONS[activation](both)
-            elif into is not None and fused is not None:
-                product = fused(both, into)
-            else:
-                product = self._activations[activation](both)
+            product = self._activation(both, into)
         return self._adapted(product, down, layer.down_bias, f"{prefix}down", adapters)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from math import ceil
 
 CELLS = 1024
 ROW_BYTES = CELLS * 8
@@ -89,11 +90,26 @@ class Board:
         """The turns of the process that had most, where one that begins stands."""
         return int(max(row[ACCEPTED] for row in self._rows))
 
-    def my_turn(self, now: float) -> bool:
-        """Whether of all that accept connections none has fewer, nor as many after fewer turns."""
-        there = (row for row in self._rows if row[CONNECTIONS] and now - row[SEEN] < ABSENT_SECONDS)
+    def part_of(self, waiting: int, now: float) -> int:
+        """How many of `waiting` connections are this process's: of one, that one if of all that accept connections none
+        has fewer, nor as many after fewer turns; of several, those that make its share of all connections whole.
+        """
+        there = self._there(now)
         mine = (self.cells[CONNECTIONS], self.cells[ACCEPTED])
-        return all(mine <= (row[CONNECTIONS], row[ACCEPTED]) for row in there)
+        if waiting == 1:
+            return int(all(mine <= (row[CONNECTIONS], row[ACCEPTED]) for row in there))
+        # What stands in a row is one more than the connections.
+        share = ceil((sum(row[CONNECTIONS] for row in there) + waiting) / len(there))
+        return min(waiting, max(0, share - int(mine[0])))
+
+    def even_part(self, waiting: int, now: float) -> int:
+        """How many of `waiting` connections each process has where all take as many, rounded up."""
+        return ceil(waiting / len(self._there(now)))
+
+    def _there(self, now: float) -> list[memoryview[float]]:
+        """The rows of this process and of all others that accept connections."""
+        rows, mine = self._rows, self.cells
+        return [row for row in rows if row is mine or (row[CONNECTIONS] and now - row[SEEN] < ABSENT_SECONDS)]
 
     def bury(self, row: int) -> None:
         """The process of `row` died: nothing is under way in it any more."""

@@ -2,8 +2,9 @@
 
 All of them listen on one socket and are woken by a new connection. Who has more open connections than another that
 accepts, or as many after more turns, leaves it alone for a moment; so of a few dozen connections every process gets its
-share, where the kernel's spreading by addresses gives one of four twice that. A process that hangs costs a new
-connection that moment alone, and after half a second nothing.
+share, where the kernel's spreading by addresses gives one of four twice that. Of several that wait each process takes
+at once what makes its share whole, so that a burst is taken by all of them side by side. A process that hangs costs a
+new connection that moment alone, and after half a second nothing.
 
 Invariants: a connection that nobody has taken waits in the one queue, whoever dies. Counts are those of the board.
 Knows nothing of what is spoken.
@@ -17,16 +18,19 @@ import logging
 import select
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from time import monotonic
 
 from stoker_runtime.process.board import Board
 
 PATIENCE_SECONDS = 0.02
-"""How long a connection is left to those who have fewer; then one is taken all the same."""
-LOOK_SECONDS = 0.001
-"""How often it is looked meanwhile whether they took it, or now have more."""
+"""How long connections are left to those who have fewer; then some are taken all the same."""
+LOOK_SECONDS = 0.005
+"""How often it is looked meanwhile whether they took them; each new arrival is looked at besides."""
 RETRY_SECONDS = 1.0
+_QUEUED_AT = 24
+"""Where Linux's tcp_info has `tcpi_unacked`: of a socket that listens, how many connections wait to be accepted."""
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """The system has no room for another connection now."""
 
@@ -40,8 +44,9 @@ class EvenPort:
         """`listener` is the socket that all of them have; `board` tells how many connections each has."""
         listener.setblocking(False)
         self._listener = listener
-        self._poll = select.poll()
-        self._poll.register(listener, select.POLLIN)
+        # One event for each arrival: who leaves a connection alone is not woken by it again.
+        self._arrivals = select.epoll()
+        self._arrivals.register(listener, select.EPOLLIN | select.EPOLLET)
         self._board = board
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._tls: ssl.SSLContext | None = None
@@ -71,7 +76,9 @@ class EvenPort:
         self.tell()
         if self._timer is not None:
             self._timer.cancel()
-        asyncio.get_running_loop().remove_reader(self._listener)
+        asyncio.get_running_loop().remove_reader(self._arrivals)
+        # First: the other processes' listener is the same file, which would go on to make events.
+        self._arrivals.close()
         self._listener.close()
 
     def tell(self) -> None:
@@ -80,49 +87,64 @@ class EvenPort:
 
     def _listen(self) -> None:
         self._timer = None
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        asyncio.get_running_loop().add_reader(self._arrivals, self._arrived)
+        self._accept()
 
-    def _listen_later(self, seconds: float, then: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._listener)
-        self._timer = loop.call_later(seconds, then)
+    def _arrived(self) -> None:
+        self._arrivals.poll(0)
+        self._accept()
 
     def _accept(self) -> None:
-        """Take connections while it is this process's turn."""
-        while self._board.my_turn(monotonic()):
-            if not self._take():
+        """Take this process's part of what waits, and look again soon where others have left theirs."""
+        while waiting := self._waiting():
+            part = self._board.part_of(waiting, monotonic())
+            if not part:
+                if self._timer is None:
+                    self._patient_until = monotonic() + PATIENCE_SECONDS
+                    self._later(LOOK_SECONDS, self._look)
                 return
-        if self._somebody_waits():
-            self._patient_until = monotonic() + PATIENCE_SECONDS
-            self._listen_later(LOOK_SECONDS, self._look)
+            if not self._take(part):
+                return
 
     def _look(self) -> None:
         """Somebody waited for another process: whether it is so still."""
-        now = monotonic()
-        if self._somebody_waits() and not self._board.my_turn(now):
-            if now < self._patient_until:
-                self._listen_later(LOOK_SECONDS, self._look)
-                return
-            if not self._take():
-                return
-        self._listen()
+        self._timer = None
+        waiting, now = self._waiting(), monotonic()
+        if not waiting:
+            return
+        part = self._board.part_of(waiting, now)
+        if not part and now < self._patient_until:
+            self._later(LOOK_SECONDS, self._look)
+        elif self._take(part or self._board.even_part(waiting, now)):
+            self._accept()
 
-    def _somebody_waits(self) -> bool:
-        return bool(self._poll.poll(0))
+    def _later(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
-    def _take(self) -> bool:
-        """Accept one connection; whether more may be accepted now."""
-        try:
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return self._timer is not None  # who looks goes on to listen
-        except OSError as error:
-            if error.errno not in _SHORT:
-                raise
-            log.error("no connection can be accepted for %g s: %s", RETRY_SECONDS, error.strerror)
-            self._listen_later(RETRY_SECONDS, self._listen)
-            return False
-        self._begin(accepted)
+    def _waiting(self) -> int:
+        """How many connections nobody has accepted yet."""
+        info = self._listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + 4)
+        return int(struct.unpack_from("=I", info, _QUEUED_AT)[0])
+
+    def _take(self, count: int) -> bool:
+        """Accept up to `count` connections; whether more may be accepted now."""
+        for _ in range(count):
+            try:
+                accepted, _ = self._listener.accept()
+            except (ConnectionAbortedError, InterruptedError):
+                continue
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno not in _SHORT:
+                    raise
+                log.error("no connection can be accepted for %g s: %s", RETRY_SECONDS, error.strerror)
+                if self._timer is not None:
+                    self._timer.cancel()
+                asyncio.get_running_loop().remove_reader(self._arrivals)
+                self._later(RETRY_SECONDS, self._listen)
+                return False
+            self._begin(accepted)
         return True
 
     def _begin(self, accepted: socket.socket) -> None:

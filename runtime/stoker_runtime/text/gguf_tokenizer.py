@@ -23,6 +23,9 @@ SPACE = "\u2581"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+# Runs of spaces are tokens of powers of two.
+_RUNS = "|".join(rf"\s{{{length}}}(?!\S)" for length in (512, 256, 128, 64, 32, 16, 8, 4))
+_JAIS2 = _LLAMA3.replace(r"\s+(?!\S)|\s+", rf"{_RUNS}|\s{{1,2}}(?!\S)|\s")
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN35 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
@@ -132,6 +135,7 @@ PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
     "smaug-bpe": lambda: _patterns(_LLAMA3),
     "glm4": lambda: _patterns(_LLAMA3),
     "chatglm-bpe": lambda: _patterns(_LLAMA3),
+    "jais-2": lambda: _patterns(_JAIS2),
     "qwen2": lambda: _patterns(_QWEN2),
     "deepseek-r1-qwen": lambda: _patterns(_QWEN2),
     "stablelm2": lambda: _patterns(_QWEN2),

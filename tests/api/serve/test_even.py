@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import random
 import signal
@@ -19,6 +21,7 @@ from api_server import wait_until
 from server_process import UNIFORM, ServerProcess, children
 
 from stoker_runtime.process.board import ACCEPTED, ROW_BYTES, Board
+from stoker_runtime.serve import even
 
 PROCESSES = 4
 TLS = Path(__file__).parent / "tls"
@@ -110,6 +113,23 @@ def test_each_process_has_its_share(server: ServerProcess, at_once: int) -> None
         gone(server, clients)
 
 
+def test_a_burst_is_shared_too(server: ServerProcess) -> None:
+    """Connections that all wait at once, none of them answered before the last was asked for."""
+    count = RANDOM.randrange(100, 400)
+    clients = [socket.socket() for _ in range(count)]
+    try:
+        for client in clients:
+            client.setblocking(False)
+            assert client.connect_ex(("127.0.0.1", port_of(server))) in (0, errno.EINPROGRESS)
+        for client in clients:
+            client.settimeout(30)
+            client.sendall(GET)
+        assert all(b" 200 " in client.recv(4096).splitlines()[0] for client in clients)
+        assert_even(shares(server, clients), count)
+    finally:
+        gone(server, clients)
+
+
 def test_short_connections_go_around(server: ServerProcess) -> None:
     before = busy_turns(server)
     for _ in range(24):
@@ -161,6 +181,47 @@ def test_a_process_that_hangs_takes_no_connection_with_it(server: ServerProcess)
         assert shares(server, more)[hung] >= 5, "it has the fewest, so the next are its own"
     finally:
         close([*clients, *more])
+
+
+class Short(socket.socket):
+    """A listener to which the system refuses some connections, as it does where there are too many open files."""
+
+    refusals = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+async def test_connections_wait_while_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(even, "RETRY_SECONDS", 0.05)
+    with Short() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.refusals = RANDOM.randrange(1, 4)
+        refused, board, made = listener.refusals, Board(), asyncio.Semaphore(0)
+        port = even.EvenPort(listener, board)
+
+        class Answered(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.release()
+                transport.close()
+
+            def connection_lost(self, _: Exception | None) -> None:
+                port.lost()
+
+        port.open(Answered, None)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(RANDOM.randrange(1, 9))]
+        for _ in clients:
+            await asyncio.wait_for(made.acquire(), 10)
+        assert caplog.text.count("no connection can be accepted") == refused
+        assert board.most_turns == len(clients)
+        close(clients)
+        port.close()
 
 
 def test_a_process_that_died_leaves_its_share_to_the_others(server: ServerProcess) -> None:

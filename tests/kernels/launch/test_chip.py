@@ -51,7 +51,7 @@ HOPPERS = {("linear", name) for name in ("table", "own", "fixed")} | {
     ("linear_silu_mul", "fused"), ("int8_product", "own"), ("int8_silu_mul", "own"), ("sample", "sm90"),
     ("latent_attention", "sm90"),
 }  # fmt: skip
-QUANTIZING = {"silu_and_mul_quant", "rms_norm_quant", "add_rms_norm_quant"}
+QUANTIZING = {"quantizing_activation", "rms_norm_quant", "add_rms_norm_quant"}
 OTHERS = [sm for sm in SHARED_KIB if sm != 90]
 GPU = torch.device("cuda", 0)
 Launches = list[tuple[PrecompiledKernel, Wanted]]

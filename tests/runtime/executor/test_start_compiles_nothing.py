@@ -324,7 +324,26 @@ def test_integers_on_both_sides_are_precompiled_too(model: str, recorder: Record
     into = [wanted for wanted in launched if "*i8" in str(wanted)]
     names = {wanted.kernel.rpartition(".")[2] for wanted in into}
     assert {"int8_linear_kernel", "quantize_int8_kernel", "rms_norm_kernel", "lora_shrink_kernel"} <= names
-    assert {"silu_and_mul_quant_kernel", "silu_and_mul_scaled_kernel"} <= names
+    assert {"act_quant_kernel", "act_scaled_kernel"} <= names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize("integers", [False, True], ids=["fp8", "int8"])
+@pytest.mark.parametrize(
+    "model", ["BLOOM-7B1", "Falcon-40B", "GPT-2", "Gemma-2-27B", "Gemma-3-1B", "Minitron-4B", "Nemotron-H-8B", "Phi-2",
+              "Phi-3-small", "Pythia-1.4B", "StarCoder2-7B"],
+)  # fmt: skip
+def test_other_activations_than_swiglu_quantize_at_once(
+    model: str, integers: bool, recorder: Recorder, index: Index
+) -> None:
+    """Where down reads eight bits: no quantization of what an activation gave is a launch of its own."""
+    body, table = make_body(model, 64, "compressed-tensors" if integers else "fp8", "auto", integers=integers)
+    run_everything(body, table)
+    launched = recorder.wanted.values()
+    names = {wanted.kernel.rpartition(".")[2] for wanted in launched}
+    assert "act_quant_kernel" in names
+    assert not names & {"act_and_mul_kernel", "act_kernel", "clamped_gelu_kernel"}
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
 

@@ -284,6 +284,8 @@ ROWS: dict[str, Row] = {
         _square(use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
     ),
     "NemotronForCausalLM": Row("NemotronConfig", _fixed(mlp_bias=True)),
+    "Jais2ForCausalLM": Row("Jais2Config", _square()),
+    "Jais2ForCausalLM-unbiased": Row("Jais2Config", _square(attention_bias=False, mlp_bias=False)),
     "Starcoder2ForCausalLM": Row("Starcoder2Config", _square(sliding_window=11)),
     "GPT2LMHeadModel": Row("GPT2Config", _gpt2_sizes),
     # Models whose code is not in transformers, as the published converters to these classes know them.

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.process.board import ACTIVE, CELLS, LAST, ROW_BYTES, WARM, Board
+from stoker_runtime.process.board import ABSENT_SECONDS, ACTIVE, CELLS, LAST, ROW_BYTES, WARM, Board
 from stoker_runtime.request import FinishReason
 
 
@@ -92,18 +92,48 @@ def test_a_connection_is_for_who_has_the_fewest_and_then_for_whose_turn_it_is() 
     second, third = (Board.mapped(file, 3, row) for row in (1, 2))
     now = 1e6 * random.random()
     first.accept(random.randrange(3, 9), 2, now)
-    assert first.my_turn(now), "nobody else accepts"
+    assert first.part_of(1, now), "nobody else accepts"
     second.accept(2, 50, now)
-    assert (first.my_turn(now), second.my_turn(now)) == (False, True)
+    assert (first.part_of(1, now), second.part_of(1, now)) == (0, 1)
     third.accept(2, 49, now)
-    assert (second.my_turn(now), third.my_turn(now)) == (False, True)
+    assert (second.part_of(1, now), third.part_of(1, now)) == (0, 1)
     assert third.most_turns == 50
     third.accept(None, 49, now)
-    assert second.my_turn(now)
+    assert second.part_of(1, now)
     first.accept(4, 3, now + 2)
-    assert first.my_turn(now + 2), "the second has not been heard of since"
+    assert first.part_of(1, now + 2), "the second has not been heard of since"
     second.accept(2, 50, now + 2)
-    assert not first.my_turn(now + 2)
+    assert not first.part_of(1, now + 2)
     first.bury(1)
-    assert first.my_turn(now + 2)
+    assert first.part_of(1, now + 2)
+    os.close(file)
+
+
+def test_of_many_connections_each_process_has_what_makes_its_share_whole() -> None:
+    for _ in range(200):
+        count = random.randrange(2, 7)
+        file, first = Board.create(count)
+        boards = [first, *(Board.mapped(file, count, row) for row in range(1, count))]
+        held = [random.randrange(random.choice((1, 40))) for _ in boards]
+        for board, connections in zip(boards, held, strict=True):
+            board.accept(connections, random.randrange(99), 7.0)
+        waiting = random.randrange(2, 300)
+        parts = [board.part_of(waiting, 7.1) for board in boards]
+        most = -(-(sum(held) + waiting) // count)
+        assert sum(parts) >= waiting, "nobody is left without a taker"
+        assert all(part == 0 or before + part <= most for before, part in zip(held, parts, strict=True))
+        assert first.even_part(waiting, 7.1) == -(-waiting // count)
+        os.close(file)
+
+
+def test_who_is_silent_has_no_part() -> None:
+    file, first = Board.create(3)
+    others = [Board.mapped(file, 3, row) for row in (1, 2)]
+    for board in (first, *others):
+        board.accept(4, 0, 7.0)
+    waiting = random.randrange(30, 90)
+    assert first.part_of(waiting, 7.1) < waiting
+    assert first.part_of(waiting, 7.0 + 2 * ABSENT_SECONDS) == waiting
+    others[0].accept(4, 0, 7.0 + ABSENT_SECONDS)
+    assert first.part_of(waiting, 7.1 + ABSENT_SECONDS) == -(-(waiting + 8) // 2) - 4
     os.close(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.text.llama_vocab import FOLDER
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
@@ -163,6 +164,21 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
     tokenizer = build(metadata, NOWHERE)
     text = "Hello, I'll buy 12345 日本語 🙂\r\n\n  tabs\tand\u00a0more!!! ελληνικά `x`<y>"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_runs_of_spaces_are_split_into_powers_of_two() -> None:
+    """Jais 2: the last space before a word goes with it, and of others as many as the largest power that fits."""
+    split = pre_tokenizers.Sequence(PRE_TOKENIZERS["jais-2"]())
+    for count in {random.randrange(4, 600) for _ in range(20)}:
+        pieces = [piece for piece, _ in split.pre_tokenize_str("a" + " " * count + "b12345\n")]
+        lengths = [len(piece) for piece in pieces[1 : pieces.index("Ġb")]]
+        assert sum(lengths) == count - 1
+        assert lengths == sorted(lengths, reverse=True)
+        left = count - 1
+        for length in lengths:
+            assert length == 1 << (left.bit_length() - 1)
+            left -= length
+        assert pieces[pieces.index("Ġb") + 1 :] == ["123", "45", "Ċ"]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4moe": ("glm4moe", "Glm4MoeForCausalLM", {}),
     "glm4moe-one-group": ("glm4moe", "Glm4MoeForCausalLM-one-group", {}),
     "nemotron": ("nemotron", "NemotronForCausalLM", {}),
+    "jais2": ("jais2", "Jais2ForCausalLM", {}),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {}),
     "gpt-oss": ("gpt-oss", "GptOssForCausalLM", {"swiglu_limit": 7.0}),
     "deepseek2": ("deepseek2", "DeepseekV2ForCausalLM", {"rope_parameters": YARN}),
@@ -145,7 +146,7 @@ KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
     "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
-    "glm4moe", "olmoe", "minicpm3",
+    "jais2", "glm4moe", "olmoe", "minicpm3",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "baichuan": {"num_key_value_heads": 6}, "glm4moe": {"moe_intermediate_size": 64},

@@ -1,5 +1,5 @@
 """Rows with layer norms: those whose attention and feed-forward read the same stream (Phi, GPT-NeoX, Cohere, StableLM),
-those with a feed-forward that has no gate (GPT-2, Nemotron, StarCoder 2), and Phi-3-small.
+those with a feed-forward that has no gate (GPT-2, Nemotron, Jais 2, StarCoder 2), and Phi-3-small.
 
 Invariants: pure; a setting that changes the result is read or refused.
 Knows nothing of tensors beyond their names.
@@ -88,6 +88,15 @@ def _nemotron(config: Mapping[str, Any]) -> ModelSpec:
         read_base(config, eps="norm_eps"),
         norm=Norm.LAYER, norm_bias=True, norm_offset=1.0, gated=False,
         qkv_bias=bias, output_bias=bias, ffn_bias=ffn_bias,
+    )  # fmt: skip
+
+
+def _jais2(config: Mapping[str, Any]) -> ModelSpec:
+    bias = bool(config["attention_bias"])
+    return replace(
+        read_base(config, eps="layer_norm_eps"),
+        norm=Norm.LAYER, norm_bias=True, gated=False,
+        qkv_bias=bias, output_bias=bias, ffn_bias=bool(config["mlp_bias"]),
     )  # fmt: skip
 
 
@@ -282,6 +291,12 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
     "NemotronForCausalLM": Architecture(
         _nemotron,
         {"max_position_embeddings": 4096, "norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
+        layer_names={**LAYER_NAMES, **UP_ALONE},
+    ),
+    "Jais2ForCausalLM": Architecture(
+        _jais2,
+        {"max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "hidden_act": "relu2"}
+        | {"attention_bias": True, "mlp_bias": True},
         layer_names={**LAYER_NAMES, **UP_ALONE},
     ),
     "Starcoder2ForCausalLM": Architecture(

@@ -64,6 +64,7 @@ MODELS = {
     "HeliumForCausalLM": "Helium 1",
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
+    "Jais2ForCausalLM": "Jais 2 8B and 70B",
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
     "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",

@@ -118,6 +118,7 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "glm4": GGUFRow("Glm4ForCausalLM"),
     "glm4moe": GGUFRow("Glm4MoeForCausalLM", own=SCALED_EXPERTS | {"num_nextn_predict_layers": "nextn_predict_layers"}),
     "nemotron": GGUFRow("NemotronForCausalLM", "norm_eps", layer_norm=True),
+    "jais2": GGUFRow("Jais2ForCausalLM", "layer_norm_eps", layer_norm=True),
     "gpt2": GGUFRow("GPT2LMHeadModel", "layer_norm_epsilon", layer_norm=True, own=GPT2),
     "gpt-oss": GGUFRow("GptOssForCausalLM", own=WINDOW | LOCAL_EXPERTS),
     # Which of DeepSeek's generations it is, the experts' scores say.
