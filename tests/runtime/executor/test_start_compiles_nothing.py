@@ -60,7 +60,7 @@ from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.sampling.modes import ADJUST, GREEDY, SAMPLE, TYPICAL
-from stoker_runtime.step.batch import SlotAssign
+from stoker_runtime.step.batch import Batch, SlotAssign
 from stoker_runtime.weights.layout import TORCH_DTYPES, WeightArena
 
 SM = 90
@@ -459,7 +459,7 @@ def test_tries_of_layers_with_a_state_have_precompiled_variants(model: str, reco
         body(StepShape(rows, 0, 0, mode, adapters=True, drafts=drafts))
         body(StepShape(rows, 0, 0, mode, adapters=True))
     body(StepShape(3, 1, 4099, GREEDY, adapters=True))
-    StateCopies(body.states).run(((0, 64),), ((65, 3),))
+    StateCopies(body.states).run(Batch(0, (), state_saves=((0, 64),), state_loads=((65, 3),)))
     launched = recorder.take().values()
     names = {wanted.kernel.partition(".")[2] for wanted in launched}
     kind = "mamba2" if "Nemotron" in model else "delta"
