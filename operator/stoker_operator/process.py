@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import uvloop
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -42,7 +43,7 @@ def until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> i
         take_signals(stop)
         return await main(stop)
 
-    return asyncio.run(with_signals())
+    return uvloop.run(with_signals())
 
 
 async def work_until(
