@@ -15,7 +15,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import uvloop
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -43,7 +42,7 @@ def until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> i
         take_signals(stop)
         return await main(stop)
 
-    return uvloop.run(with_signals())
+    return asyncio.run(with_signals())
 
 
 async def work_until(
