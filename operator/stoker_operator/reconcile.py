@@ -30,13 +30,15 @@ from stoker_operator.manifests import as_served
 from stoker_operator.manifests.activation import PORTS, slice_addresses, slice_name, slice_port
 from stoker_operator.observe.activators import Activators
 from stoker_operator.observe.comparison import Comparisons
+from stoker_operator.observe.gpu import LargestGpus
 from stoker_operator.observe.observe import counters, gpu_to_get, idle, load, observe, observe_pods, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Finding
+from stoker_operator.plan.fit import asks_gpu, remembered_gpu
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import InferenceService, SpecError, parse
+from stoker_operator.spec.service import InferenceService, SpecError, parse, remembered_model
 from stoker_operator.status import status
 
 # What was just written may be what something else waits for; its event need not come back to us.
@@ -69,6 +71,7 @@ class Reconciler:
     turns: Turns = field(default_factory=lambda: Turns(0))
     comparisons: Comparisons = field(default_factory=Comparisons)
     activators: Activators | None = None
+    gpus: LargestGpus = field(default_factory=LargestGpus)
     ports: Ports = field(default_factory=lambda: Ports(PORTS))
     wake: Callable[[Key], Awaitable[None]] = _nobody
 
@@ -104,6 +107,7 @@ class Reconciler:
         observed = await observe(self.cluster, self.pods, service, self._without())
         observed = replace(observed, metrics_api=self.metrics_api(), unmounted=self.unmounted())
         observed = await self._with_nodes(service, self._with_activator(service, observed))
+        observed = await self._with_gpu(service, observed)
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
         for _ in range(3):  # whether a change waits decides whether it asks for a GPU
@@ -176,6 +180,13 @@ class Reconciler:
             return observed
         return replace(observed, nodes=tuple(await self.cluster.recent(kinds.NODE)))
 
+    async def _with_gpu(self, service: InferenceService, observed: Observed) -> Observed:
+        """The largest GPU, where the plan is known to ask for it: a new generation of a model that was published."""
+        published = remembered_model(service.status) is not None
+        if not published or not asks_gpu(service) or remembered_gpu(service) is not None or self.settings.namespaces:
+            return observed
+        return replace(observed, gpu=await gpu_to_get(self.cluster, service, self.gpus))
+
     async def _look_closer(self, service: InferenceService, observed: Observed, plan: Plan) -> Observed:
         """What only some plans depend on. Nodes are none of our business where single namespaces are watched."""
         if plan.sleep.asks_idle:
@@ -188,7 +199,7 @@ class Reconciler:
             key = (service.namespace, service.name)
             observed = replace(observed, turn=self.turns.ask(key), ahead=self.turns.held)
         if plan.asks_gpu and not self.settings.namespaces:
-            observed = replace(observed, gpu=await gpu_to_get(self.cluster, service))
+            observed = replace(observed, gpu=await gpu_to_get(self.cluster, service, self.gpus))
         if plan.asks_room is not None and not self.settings.namespaces:
             observed = replace(observed, room=await room_for(self.cluster, observed, plan.asks_room))
         return observed

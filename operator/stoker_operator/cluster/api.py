@@ -13,12 +13,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 from urllib.request import getproxies_environment
 
 import aiohttp
 import orjson
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config as kubernetes_config
+from yarl import URL
 
 from stoker_operator import metrics
 from stoker_operator.cluster.kinds import EVENT, POD, Kind
@@ -45,11 +47,33 @@ class ApiError(Exception):
 
 
 class _PlainClient(kubernetes.ApiClient):
-    """The library's client for bodies that are plain data already: it would copy each, value by value."""
+    """The library's client, of which this takes credentials, TLS, proxies and the connections; bodies are plain data
+    already, and names that Kubernetes allows need no quoting: the library would copy and quote each, value by value.
+    """
 
-    def sanitize_for_serialization(self, obj: Any) -> Any:
-        """The same data."""
-        return obj
+    async def send(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None, content_type: str,
+        seconds: float,
+    ) -> aiohttp.ClientResponse:  # fmt: skip
+        """The answer, whose body is to be read yet, within so many seconds in all."""
+        settings, connections = self.configuration, self.rest_client
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": self.user_agent}
+        await self.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+        if connections.pool_manager is None:
+            connections.pool_manager = connections._create_pool_manager()
+        more: dict[str, Any] = {"server_hostname": settings.tls_server_name} if settings.tls_server_name else {}
+        more |= {"proxy": connections.proxy} if connections.proxy else {}
+        more |= {"proxy_headers": connections.proxy_headers} if connections.proxy_headers else {}
+        url = f"{settings.host}{path}?{urlencode(query)}" if query else f"{settings.host}{path}"
+        answer: aiohttp.ClientResponse = await connections.pool_manager.request(
+            method,
+            URL(url, encoded=True),
+            data=orjson.dumps(body) if body is not None else None,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=seconds),
+            **more,
+        )
+        return answer
 
 
 class Cluster:
@@ -173,20 +197,19 @@ class Cluster:
         query += [("timeoutSeconds", str(WATCH_SECONDS)), *([("labelSelector", selector)] if selector else [])]
         # A stream can freeze without an error: none lives longer than the API server was asked to keep it.
         limit = WATCH_SECONDS + REQUEST_SECONDS
-        request = await self._serialized("GET", kind.path(namespace), None, query, "application/json")
         try:
-            answer = await self._client.call_api(*request, _request_timeout=limit)
+            answer = await self._client.send("GET", kind.path(namespace), query, None, "application/json", limit)
             try:
                 metrics.API_REQUESTS.labels(verb="WATCH", kind=kind.kind, code=str(answer.status)).inc()
                 if answer.status != 200:
                     raise _error(answer.status, await answer.read())
-                async for line in answer.response.content:
+                async for line in answer.content:
                     event = orjson.loads(line)
                     if event["type"] == "ERROR":
                         raise _error(int(event["object"].get("code", 0)), orjson.dumps(event["object"]))
                     yield event["type"], event["object"]
             finally:
-                _cut(answer.response)
+                _cut(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiError(0, "", f"the stream broke: {type(error).__name__}: {error}") from None
 
@@ -266,18 +289,6 @@ class Cluster:
             await asyncio.sleep(min(retry_after or 0.2 * 2**attempt, LONGEST_WAIT_SECONDS))
         raise AssertionError("the last try returns or raises")
 
-    async def _serialized(
-        self, method: str, path: str, body: Object | None, query: list[tuple[str, str]] | None, content_type: str
-    ) -> Any:
-        return await self._client.param_serialize(
-            method,
-            path,
-            query_params=query or [],
-            header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-
     async def _once(
         self,
         method: str,
@@ -287,9 +298,8 @@ class Cluster:
         content_type: str,
     ) -> tuple[int, float, bytes]:
         """(status, Retry-After in seconds or 0, body); status 0 when the server did not answer."""
-        request = await self._serialized(method, path, body, query, content_type)
         try:
-            answer = await self._client.call_api(*request, _request_timeout=REQUEST_SECONDS)
+            answer = await self._client.send(method, path, query or [], body, content_type, REQUEST_SECONDS)
             text = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return 0, 0.0, f"the API server did not answer: {type(error).__name__}: {error}".encode()

@@ -70,6 +70,8 @@ def as_served(service: InferenceService) -> InferenceService:
     """
     known = known_canary(service)
     state = known.get("state")
+    if state not in MOVING and state not in ADOPTED:
+        return service
     status = dict(service.status)
     if state in MOVING:
         status["revisions"] = {**(status.get("revisions") or {}), "generation": _MOVING_GENERATION}

@@ -6,6 +6,7 @@ Knows nothing of any one kind.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -130,10 +131,16 @@ def applied_hash(manifest: Mapping[str, Any]) -> str:
 def cache_key(service: InferenceService) -> str:
     """Names the volume: a hash of the source and of the kind of volume."""
     model, cache = service.model, service.cache
-    return short_hash(
-        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
-         cache.storage_class_name, cache.access_mode]
+    return _cache_key(
+        model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
+        cache.storage_class_name, cache.access_mode,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def _cache_key(*source: object) -> str:
+    """One plan asks some seven times."""
+    return short_hash(list(source))
 
 
 def source_id(service: InferenceService, volume_uid: str) -> str:

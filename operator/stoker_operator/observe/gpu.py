@@ -7,10 +7,13 @@ Knows nothing of what is to run on a GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+from stoker_operator.observe.capacity import allocatable_gpus, candidates
 from stoker_operator.spec.quantity import GIB
 
 PRODUCT = "nvidia.com/gpu.product"
@@ -53,6 +56,26 @@ def largest_gpu(nodes: Iterable[Mapping[str, Any]], resource: str = "") -> Gpu:
             gib /= _sharers(str(labels.get(REPLICAS, "")), product)
         found.append(Gpu(product, round(gib, 1)))
     return max(found, key=lambda gpu: gpu.gib)
+
+
+class LargestGpus:
+    """The largest GPUs of one list of nodes, by the placement of pods: many services ask, of few kinds."""
+
+    def __init__(self) -> None:
+        self._nodes: Sequence[Mapping[str, Any]] = ()
+        self._known: dict[bytes, Gpu] = {}
+
+    def of(self, nodes: Sequence[Mapping[str, Any]], pod_spec: Mapping[str, Any], resource: str) -> Gpu:
+        """As `largest_gpu`, of the nodes on which such a pod may run and that have the resource. The same list is taken
+        to hold the same nodes.
+        """
+        if nodes is not self._nodes:
+            self._nodes, self._known = nodes, {}
+        key = orjson.dumps([pod_spec, resource])
+        if key not in self._known:
+            there = candidates(pod_spec, nodes)
+            self._known[key] = largest_gpu((node for node in there if allocatable_gpus(node, resource)), resource)
+        return self._known[key]
 
 
 def _sharers(replicas: str, product: str) -> int:

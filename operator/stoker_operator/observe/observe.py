@@ -27,7 +27,7 @@ from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.comparison import SAMPLED_PODS, Counters, read_counters
 from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
-from stoker_operator.observe.gpu import Gpu, largest_gpu
+from stoker_operator.observe.gpu import Gpu, LargestGpus
 from stoker_operator.observe.groups import members, read_groups
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
@@ -262,11 +262,9 @@ def _but(pods: Iterable[Object], leaving: Container[str]) -> list[Object]:
     return [pod for pod in pods if pod["metadata"]["uid"] not in leaving]
 
 
-async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:
+async def gpu_to_get(cluster: Cluster, service: InferenceService, known: LargestGpus) -> Gpu:
     """The largest GPU of the nodes that a pod of this service may run on. Raises ApiError."""
-    nodes = capacity.candidates(placement(service), await cluster.recent(kinds.NODE))
-    resource = service.resources.gpu_resource
-    return largest_gpu((node for node in nodes if capacity.allocatable_gpus(node, resource)), resource)
+    return known.of(await cluster.recent(kinds.NODE), placement(service), service.resources.gpu_resource)
 
 
 async def load(pods: PodClient, observed: Observed) -> int:

@@ -46,10 +46,15 @@ def difference(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     return f"another writer changed {path}; restored" if path else ""
 
 
+def _is_mapping(value: object) -> bool:
+    """As isinstance, which takes its time with abstract classes."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
 def first_difference(live: Any, wanted: Any, path: str) -> str:
     """The path of the first field of `wanted` that `live` does not hold; "" when there is none."""
-    if isinstance(wanted, Mapping):
-        if not isinstance(live, Mapping):
+    if _is_mapping(wanted):
+        if not _is_mapping(live):
             return "" if not wanted and live is None else path
         for key, value in wanted.items():
             there = live.get(key)
@@ -107,8 +112,8 @@ def _added(there: Mapping[str, Any], manifest: Mapping[str, Any], *, mend: bool)
 def _at(item: Any, path: Sequence[str]) -> Any:
     """The mapping that holds the last part of a path; an empty one when the path leads nowhere."""
     for part in path[:-1]:
-        item = item.get(part) if isinstance(item, Mapping) else None
-    return item if isinstance(item, Mapping) else {}
+        item = item.get(part) if _is_mapping(item) else None
+    return item if _is_mapping(item) else {}
 
 
 def _put_right(holder: dict[str, Any], key: str, value: Any) -> None:
@@ -132,8 +137,8 @@ def _merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
 def _holds_no_more(live: Any, wanted: Any) -> bool:
     """Whether nothing is in `live` that is not in `wanted`; what is missing there is first_difference's to see."""
-    if isinstance(live, Mapping):
-        known = wanted if isinstance(wanted, Mapping) else {}
+    if _is_mapping(live):
+        known = wanted if _is_mapping(wanted) else {}
         return all(_holds_no_more(value, known.get(key)) for key, value in live.items())
     if isinstance(live, list):
         items = wanted if isinstance(wanted, list) else []
@@ -149,7 +154,7 @@ def _without_added(live: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
 
 def _tells_apart(key: str, wanted: Sequence[Any]) -> bool:
     """Whether every item has `key`, each another value of it."""
-    values = [item.get(key) for item in wanted if isinstance(item, Mapping)]
+    values = [item.get(key) for item in wanted if _is_mapping(item)]
     return len(values) == len(wanted) > 0 and None not in values and len(set(map(str, values))) == len(values)
 
 
@@ -162,7 +167,7 @@ def _list_difference(live: Any, wanted: Sequence[Any], path: str) -> str:
             return path
         pairs = list(zip(live, wanted, strict=True))
         return next((d for i, (a, b) in enumerate(pairs) if (d := first_difference(a, b, f"{path}[{i}]"))), "")
-    by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
+    by_key = {item.get(key): item for item in live if _is_mapping(item)}
     for item in wanted:
         found = first_difference(by_key.get(item[key]), item, f"{path}[{key}={item[key]}]")
         if found:

@@ -125,7 +125,8 @@ class InferenceService:
 
     def at(self, commit: str) -> InferenceService:
         """The same, serving `commit` in place of the revision that its spec names; "" = that revision itself."""
-        return replace(self, model=replace(self.model, revision=commit or self.model.asked))
+        revision = commit or self.model.asked
+        return self if revision == self.model.revision else replace(self, model=replace(self.model, revision=revision))
 
     @property
     def pod_ranks(self) -> int:
@@ -202,9 +203,9 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
     does not know, so such a field means that the CRD is newer than this program.
     """
     service = _LATELY.read(raw, tolerate_unknown)
-    service = replace(service, status=Reader(raw, "", []).mapping("status").raw)
-    followed = read_followed(service.status, service.model.follows)
-    return replace(service.at(followed.commit), followed=followed)
+    status = Reader(raw, "", []).mapping("status").raw
+    followed = read_followed(status, service.model.follows)
+    return replace(service.at(followed.commit), status=status, followed=followed)
 
 
 def _read(raw: Mapping[str, Any], tolerate_unknown: bool) -> InferenceService:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, largest_gpu
+from stoker_operator.observe.gpu import Gpu, LargestGpus, gpu_memory_gib, largest_gpu
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,23 @@ def test_a_slice_is_what_a_pod_gets(resource: str, labels: dict[str, str], expec
 )
 def test_the_largest_gpu_by_its_nodes_labels(nodes: list[dict[str, object]], expected: Gpu) -> None:
     assert largest_gpu(nodes) == expected
+
+
+def whole_node(name: str, product: str, **spec: object) -> dict[str, object]:
+    """A node as the API server has it, with one GPU."""
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": "1"}}
+    labels = {"nvidia.com/gpu.product": product, "pool": name}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
+
+
+def test_what_is_known_of_nodes_is_known_by_placement_and_for_these_nodes_alone() -> None:
+    known, resource = LargestGpus(), "nvidia.com/gpu"
+    nodes = [whole_node("old", "Tesla-T4"), whole_node("new", "NVIDIA-H200"), whole_node("off", "NVIDIA-B200")]
+    nodes[2]["spec"] = {"unschedulable": True}
+    for _ in range(2):
+        assert known.of(nodes, {}, resource) == Gpu("NVIDIA-H200", 140.0)
+        assert known.of(nodes, {"nodeSelector": {"pool": "old"}}, resource) == Gpu("Tesla-T4", 15.0)
+        assert known.of(nodes, {}, "amd.com/gpu") == Gpu("", 0.0)
+    back = [*nodes[:2], nodes[2] | {"spec": {}}]
+    assert known.of(back, {}, resource) == Gpu("NVIDIA-B200", 178.0)
+    assert known.of(nodes[:1], {}, resource) == Gpu("Tesla-T4", 15.0)

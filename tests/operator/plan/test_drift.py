@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -158,3 +159,12 @@ def test_what_the_api_server_fills_in_is_nobodys_addition(world: Any) -> None:
     service["spec"]["ports"][0]["nodePort"] = 31000
     del policy["spec"]["egress"]
     assert [restored(*pair)[0] for pair in zip((service, policy), manifests, strict=True)] == ["", ""]
+
+
+def test_a_mapping_of_any_class_is_compared(wanted: dict[str, Any], live: Live) -> None:
+    there = live(wanted)
+    spec = MappingProxyType(wanted["spec"])
+    assert first_difference(there, {"spec": spec}, "") == ""
+    there["spec"] = MappingProxyType(there["spec"] | {"paused": True, "minReadySeconds": 3})
+    assert first_difference(there, {"spec": spec}, "") == "spec.paused"
+    assert first_difference({"spec": [1]}, {"spec": spec}, "") == "spec"
