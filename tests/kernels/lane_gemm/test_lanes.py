@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stoker_kernels.fp4_gemm import fp4_linear
-from stoker_kernels.fp4_gemm.reference import dequantize_fp4
+from stoker_kernels.fp4_gemm import dequantize_fp4, fp4_linear
 from stoker_kernels.integer_gemm import dequantize_integers, integer_linear
 from stoker_kernels.lane_gemm import from_lanes, lanes_refusal, pack_lanes, product, to_lanes
 from stoker_kernels.launch import cc
