@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import TYPES, Kernel
+from stoker_kernels.launch.compiled import TYPES, Kernel, handed, operands, shared
 from stoker_kernels.quant import BlockRows, BlockWeight
 
 # The order is that of KINDS in csrc/cpu_packed.c.
 PACKED = ("Q8_0", "Q4_0", "Q4_1", "IQ4_NL")
 GROUP, COLUMNS = 16, 32
-# Multiplications below which a second thread costs more than it brings.
-THREAD_WORK = 1 << 18
-# Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
-PARTS_PER_THREAD = 6
 _HALVES, _TILES, _FLOATS = "cpu_packed", "cpu_packed_tiles", "cpu_packed_floats"
 _halves_product = Kernel(_HALVES, "stoker_packed_product")
 _tiles_product = Kernel(_TILES, "stoker_packed_tiles_product")
@@ -58,9 +53,7 @@ def refusal() -> str | None:
 @functools.cache
 def bf16_refusal() -> str | None:
     """Why products of x in bf16 are computed in fp32; None where they are not."""
-    if platform.machine() != "x86_64" or "avx512_bf16" not in cc.processor_flags():
-        return "needs a processor with AVX-512 BF16"
-    return cc.refusal(_HALVES)
+    return cc.bf16_refusal(_HALVES)
 
 
 @functools.cache
@@ -96,16 +89,13 @@ def pack(weight: BlockWeight) -> BlockWeight:
 def product(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """`block_gemm.block_linear` of a packed weight."""
     halves = x.dtype == torch.bfloat16 and bf16_refusal() is None
-    inner = x.contiguous() if halves else x.float().contiguous()
     (tokens, columns), wanted = x.shape, weight.out_features
-    direct = out is not None and out.is_contiguous() and out.dtype in (inner.dtype, torch.float32)
-    y = out if direct and out is not None else torch.empty((tokens, wanted), dtype=inner.dtype)
+    inner, y = operands(x, halves, wanted, out)
     shift = None if bias is None else bias.float().contiguous()
     if tokens:
         pieces = [(PACKED.index(each.format), each.data.data_ptr(), each.rows) for each in weight.blocks]
         listed = (ctypes.c_int64 * (3 * len(pieces)))(*(number for piece in pieces for number in piece))
-        threads = torch.get_num_threads() if tokens * columns * wanted >= THREAD_WORK else 1
-        step = max(1, wanted // (GROUP * PARTS_PER_THREAD * threads)) if threads > 1 else wanted // GROUP
+        threads, step = shared(tokens * columns * wanted, wanted // GROUP)
         sums = torch.empty(tokens * (columns // COLUMNS), dtype=torch.float32)
         work = _Work(
             ctypes.addressof(listed), inner.data_ptr(), sums.data_ptr(), None if shift is None else shift.data_ptr(),
@@ -114,9 +104,7 @@ def product(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor | N
         )  # fmt: skip
         by_vectors = _halves_product if halves else _floats_product
         (_tiles_product if halves and tiles_refusal() is None else by_vectors)(work, listed)
-    if out is None:
-        return y.to(x.dtype)
-    return y if out is y else out.copy_(y)
+    return handed(y, x, out)
 
 
 def rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int, dtype: torch.dtype) -> Tensor:

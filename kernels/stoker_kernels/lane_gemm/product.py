@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 from dataclasses import replace
 
 import torch
@@ -19,14 +18,10 @@ from torch import Tensor
 
 from stoker_kernels.lane_gemm.order import COLUMNS, ROWS, to_lanes
 from stoker_kernels.launch import cc
-from stoker_kernels.launch.compiled import Kernel
+from stoker_kernels.launch.compiled import Kernel, handed, operands, shared
 from stoker_kernels.launch.dispatch import Target
 from stoker_kernels.quant import Fp4Weight, IntegerWeight, unpack_rows
 
-# Multiplications below which a second thread costs more than it brings.
-THREAD_WORK = 1 << 18
-# Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
-PARTS_PER_THREAD = 6
 # Codes that are packed at a time.
 PACKED_AT_ONCE = 1 << 22
 # The order is that of SCALE_… in launch/csrc/cpu_lanes.h.
@@ -57,9 +52,7 @@ def supports(target: Target) -> str | None:
 @functools.cache
 def bf16_refusal() -> str | None:
     """Why products of x in bf16 are computed in fp32; None where they are not."""
-    if platform.machine() != "x86_64" or "avx512_bf16" not in cc.processor_flags():
-        return "needs a processor with AVX-512 BF16"
-    return cc.refusal(_HALVES)
+    return cc.bf16_refusal(_HALVES)
 
 
 def lanes_refusal(weight: IntegerWeight | Fp4Weight) -> str | None:
@@ -90,15 +83,12 @@ def pack_lanes(weight: IntegerWeight | Fp4Weight) -> IntegerWeight | Fp4Weight:
 def multiply(x: Tensor, weight: IntegerWeight | Fp4Weight, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """y = x · Wᵀ + bias of a packed weight [N, K] in its own order of columns: [T, K] → [T, N] of x's dtype."""
     halves = x.dtype == torch.bfloat16 and bf16_refusal() is None
-    inner = x.contiguous() if halves else x.float().contiguous()
     (tokens, columns), rows = x.shape, weight.out_features
-    direct = out is not None and out.is_contiguous() and out.dtype in (inner.dtype, torch.float32)
-    y = out if direct and out is not None else torch.empty((tokens, rows), dtype=inner.dtype)
+    inner, y = operands(x, halves, rows, out)
     shift = None if bias is None else bias.float().contiguous()
     zeros, factors, group, bits, scale_type = _parts(weight)
     if tokens:
-        threads = torch.get_num_threads() if tokens * columns * rows >= THREAD_WORK else 1
-        step = max(1, rows // (ROWS * PARTS_PER_THREAD * threads)) if threads > 1 else rows // ROWS
+        threads, step = shared(tokens * columns * rows, rows // ROWS)
         sums = torch.empty(tokens * (columns // COLUMNS), dtype=torch.float32)
         work = _Work(
             weight.data.data_ptr(), weight.scale.data_ptr(), _at(zeros), _at(factors), _at(shift), inner.data_ptr(),
@@ -106,9 +96,7 @@ def multiply(x: Tensor, weight: IntegerWeight | Fp4Weight, bias: Tensor | None, 
             scale_type, y.dtype == torch.float32, threads,
         )  # fmt: skip
         (_halves_product if halves else _floats_product)(work)
-    if out is None:
-        return y.to(x.dtype)
-    return y if out is y else out.copy_(y)
+    return handed(y, x, out)
 
 
 def _parts(weight: IntegerWeight | Fp4Weight) -> tuple[Tensor | None, Tensor | None, int, int, int]:

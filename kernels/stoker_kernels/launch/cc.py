@@ -104,6 +104,13 @@ def refusal(stem: str) -> str | None:
     return None
 
 
+def bf16_refusal(stem: str) -> str | None:
+    """The same of a source that multiplies bf16 as it is."""
+    if platform.machine() != "x86_64" or "avx512_bf16" not in processor_flags():
+        return "needs a processor with AVX-512 BF16"
+    return refusal(stem)
+
+
 def main(argv: list[str]) -> int:
     """Compile every source for every level of this kind of processor."""
     parser = argparse.ArgumentParser(prog="python -m stoker_kernels.launch.cc", description=main.__doc__)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +28,10 @@ from stoker_kernels.launch.dispatch import Supports, Target, dtype_name
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 # Numbers that a vector holds: rows of the kernels are whole vectors.
 LANES = 16
+# Multiplications below which a second thread costs more than it brings.
+THREAD_WORK = 1 << 18
+# Parts of the work for each thread: one that is late, or shares its processor, takes fewer.
+PARTS_PER_THREAD = 6
 _ALLOCATIONS = frozenset(
     {
         torch.ops.aten.empty.memory_format,
@@ -46,6 +51,27 @@ def compiled_supports(stem: str) -> Supports:
         return cc.refusal(stem) if target.dtype in TYPES else f"takes {', '.join(map(dtype_name, TYPES))}"
 
     return supports
+
+
+def shared(multiplications: int, groups: int) -> tuple[int, int]:
+    """How many threads a product of so many multiplications is for, and how many of its groups of rows a part has."""
+    threads = torch.get_num_threads() if multiplications >= THREAD_WORK else 1
+    return threads, max(1, groups // (PARTS_PER_THREAD * threads)) if threads > 1 else groups
+
+
+def operands(x: Tensor, halves: bool, rows: int, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x [T, K] as a product reads it, in bf16 or fp32, and where it writes: `out` [T, rows] itself where that fits."""
+    inner = x.contiguous() if halves else x.float().contiguous()
+    if out is not None and out.is_contiguous() and out.dtype in (inner.dtype, torch.float32):
+        return inner, out
+    return inner, torch.empty((len(x), rows), dtype=inner.dtype)
+
+
+def handed(y: Tensor, x: Tensor, out: Tensor | None) -> Tensor:
+    """What was written, where and as it was asked for: in `out`, or in x's dtype."""
+    if out is None:
+        return y.to(x.dtype)
+    return y if out is y else out.copy_(y)
 
 
 class Kernel:

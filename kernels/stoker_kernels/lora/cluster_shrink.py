@@ -96,9 +96,14 @@ def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scrat
 
 def supports(target: Target) -> str | None:
     """Where `shrink_lora` of this file runs."""
+    return bf16_supports(STEM, target)
+
+
+def bf16_supports(stem: str, target: Target) -> str | None:
+    """Where the kernels of csrc/STEM.cu run, which take bfloat16."""
     if target.device != "cuda" or not chip_of(target.sm).wgmma:
         return "needs sm_90"
-    return cuda.missing_cubin(STEM, ARCH) if target.dtype == torch.bfloat16 else "takes bfloat16"
+    return cuda.missing_cubin(stem, ARCH) if target.dtype == torch.bfloat16 else "takes bfloat16"
 
 
 def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *, by_place: bool) -> None:

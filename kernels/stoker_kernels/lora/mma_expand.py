@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target
 from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.lora.cluster_shrink import bf16_supports
 from stoker_kernels.lora.types import TILE, LoraPlan, LoraTarget
 
 STEM, ARCH = "sm90_bf16_lora_expand", "sm_90a"
@@ -72,9 +72,7 @@ def expand_silu_mul(
 
 def supports(target: Target) -> str | None:
     """Where these run."""
-    if target.device != "cuda" or not chip_of(target.sm).wgmma:
-        return "needs sm_90"
-    return cuda.missing_cubin(STEM, ARCH) if target.dtype == torch.bfloat16 else "takes bfloat16"
+    return bf16_supports(STEM, target)
 
 
 def _launch(

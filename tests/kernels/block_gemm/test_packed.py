@@ -11,7 +11,7 @@ from tests.kernels.block_gemm.test_blocks import by_definition, random_rows, sam
 
 from stoker_kernels.block_gemm import block_linear, block_rows, cpu_packed, pack, plain_rows
 from stoker_kernels.block_gemm.reference import block_linear as by_reference
-from stoker_kernels.launch import cc
+from stoker_kernels.launch import cc, compiled
 from stoker_kernels.quant import BlockRows, BlockWeight
 from stoker_runtime.bench.reference.weights import values_of
 
@@ -122,7 +122,7 @@ def test_a_row_is_the_same_beside_any_others_on_any_threads(dtype: torch.dtype, 
     packed = pack(BlockWeight((BlockRows("Q4_1", data), BlockRows("Q8_0", random_rows("Q8_0", 32, columns))), columns))
     x = torch.randn(random.randint(17, 90), columns).to(dtype)
     threads = torch.get_num_threads()
-    assert len(x) * columns * rows >= cpu_packed.THREAD_WORK
+    assert len(x) * columns * rows >= compiled.THREAD_WORK
     try:
         found = []
         for count in (1, 3, 2):

@@ -13,7 +13,7 @@ import torch
 from stoker_kernels.fp4_gemm import dequantize_fp4, fp4_linear
 from stoker_kernels.integer_gemm import dequantize_integers, integer_linear
 from stoker_kernels.lane_gemm import from_lanes, lanes_refusal, pack_lanes, product, to_lanes
-from stoker_kernels.launch import cc
+from stoker_kernels.launch import cc, compiled
 from stoker_kernels.quant import FP4_BLOCKS, Fp4Kind, Fp4Weight, IntegerWeight, integer_scale_shape, pack_rows
 from stoker_runtime.bench.reference.weights import values_of
 
@@ -140,7 +140,7 @@ def test_a_row_is_the_same_beside_any_others_on_any_threads(kind: str, dtype: to
     made = packed(random_weight(kind, n, k))
     x = torch.randn(tokens, k).to(dtype)
     threads = torch.get_num_threads()
-    assert tokens * n * k >= product.THREAD_WORK
+    assert tokens * n * k >= compiled.THREAD_WORK
     try:
         found = []
         for count in (1, 3, 2):

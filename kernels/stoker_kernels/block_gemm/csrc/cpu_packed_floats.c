@@ -8,19 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu_floats.h"
 #include "cpu_half.h"
 #include "cpu_packed_order.h"
 #include "cpu_pool.h"
-
-// Rows at a time, and tokens whose sums stay in registers then: of 32 of 64 bytes, or of 16 of 32.
-#ifdef __AVX512F__
-#define ROWS 16
-#define MOST_TOKENS 8
-#else
-#define ROWS 8
-#define MOST_TOKENS 4
-#endif
+#include "cpu_rows.h"
 
 // ---- packing ----
 
@@ -120,26 +111,12 @@ void stoker_packed_rows(const struct Lookup *w) {
 
 enum { WIDE, SHIFTED, OFFSET, LEVELS };  // the order is that of KINDS
 
-typedef float Rows __attribute__((vector_size(4 * ROWS)));
-typedef uint32_t RowWords __attribute__((vector_size(4 * ROWS)));
-typedef int32_t RowCodes __attribute__((vector_size(4 * ROWS)));
 typedef uint16_t RowHalves __attribute__((vector_size(2 * ROWS)));
-
-INLINE Rows all(float value) { return (Rows){0} + value; }
-
-INLINE Rows add_product(Rows a, Rows b, Rows sum) {
-    for (int row = 0; row < ROWS; row++) sum[row] = __builtin_fmaf(a[row], b[row], sum[row]);
-    return sum;
-}
 
 // The codes of a column; `low` and `high` are words of both planes, `shift` says which half byte of them.
 INLINE Rows codes_of(RowWords low, RowWords high, int shift, int kind, const Rows *levels) {
     RowCodes code = (RowCodes)(low >> shift & 15);
-#if ROWS == 16
-    if (kind == LEVELS) return __builtin_shuffle(levels[0], code);
-#else
-    if (kind == LEVELS) return __builtin_shuffle(levels[0], levels[1], code);
-#endif
+    if (kind == LEVELS) return level_of(levels, code);
     if (kind == WIDE) code |= (RowCodes)(high << (28 - shift)) >> 24 & ~15;
     if (kind == SHIFTED) code -= 8;
     return __builtin_convertvector(code, Rows);

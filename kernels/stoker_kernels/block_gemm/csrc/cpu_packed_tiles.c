@@ -12,18 +12,16 @@
 #endif
 #pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 #include <immintrin.h>
-#include <string.h>
 
-#include "cpu_packed_order.h"
+#include "cpu_packed_halves.h"
 #include "cpu_pool.h"
+
+#include "cpu_half_codes.h"
 
 #define TILE 16
 // Blocks that are decoded before they are multiplied, and tokens that they meet.
 #define BLOCKS 4
-#define MOST_TOKENS 64
-// Bytes that are asked for ahead of a product.
-#define AHEAD 6144
-#define INLINE static inline __attribute__((always_inline))
+#define TOKENS_AT_ONCE 64
 
 // Linux lets a process have tiles when it asks.
 #define ARCH_REQ_XCOMP_PERM 0x1023
@@ -44,19 +42,6 @@ struct Shapes {
     uint8_t rows[16];
 } __attribute__((aligned(64)));
 
-INLINE __m512i table_of(const short *values) {
-    uint16_t words[32];
-    for (int at = 0; at < 32; at++) {
-        float value = (float)values[at % 16];
-        uint32_t bits;
-        memcpy(&bits, &value, 4);
-        words[at] = (uint16_t)(bits >> 16);
-    }
-    return _mm512_loadu_si512(words);
-}
-
-INLINE __m512 scales_at(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
-
 // A plane of a block's codes as bf16: 16 pairs of columns, of 16 rows each.
 INLINE void decode(const uint8_t *codes, __m512i table, uint16_t *out) {
 #pragma GCC unroll 4
@@ -64,7 +49,6 @@ INLINE void decode(const uint8_t *codes, __m512i table, uint16_t *out) {
         __m512i words = _mm512_loadu_si512(codes + 64 * part);
 #pragma GCC unroll 4
         for (int nibble = 0; nibble < 4; nibble++)
-            // The permutation reads five bits of an index; both halves of the table are the same.
             _mm512_store_si512(out + 32 * (4 * part + nibble),
                                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * nibble), table));
     }
@@ -118,9 +102,9 @@ INLINE void add_block(const struct Work *w, const struct Group *g, long at, cons
 INLINE void group_product(const struct Work *w, int kind, const uint8_t *weight, long token, int tokens, long row,
                           int planes, int offset) {
     static _Thread_local uint16_t decoded[BLOCKS][2][512] __attribute__((aligned(64)));
-    static _Thread_local float totals[MOST_TOKENS][GROUP] __attribute__((aligned(64)));
+    static _Thread_local float totals[TOKENS_AT_ONCE][GROUP] __attribute__((aligned(64)));
     static _Thread_local float dots[2][TILE][GROUP] __attribute__((aligned(64)));
-    struct Group g = {weight, table_of(KINDS[kind].low), table_of(KINDS[kind].high), w->columns / COLUMNS,
+    struct Group g = {weight, table_of(KINDS[kind].low, 1), table_of(KINDS[kind].high, 1), w->columns / COLUMNS,
                       planes * PLANE + (1 + offset) * 2 * GROUP, planes, offset};
     __m512 bias = w->bias ? _mm512_loadu_ps(w->bias + row) : _mm512_setzero_ps();
     for (int m = 0; m < tokens; m++) _mm512_store_ps(totals[m], bias);
@@ -141,9 +125,9 @@ INLINE void group_product(const struct Work *w, int kind, const uint8_t *weight,
 }
 
 INLINE void group_by_tokens(const struct Work *w, int kind, const uint8_t *block, long row, int planes, int offset) {
-    for (long token = 0; token < w->tokens; token += MOST_TOKENS) {
+    for (long token = 0; token < w->tokens; token += TOKENS_AT_ONCE) {
         long left = w->tokens - token;
-        group_product(w, kind, block, token, (int)(left < MOST_TOKENS ? left : MOST_TOKENS), row, planes, offset);
+        group_product(w, kind, block, token, (int)(left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE), row, planes, offset);
     }
 }
 
@@ -156,28 +140,8 @@ static void groups_product(const void *work, long part) {
     }
     shapes.rows[LAST_SUMS] = shapes.rows[LAST_X] = w->tokens % TILE ? (uint8_t)(w->tokens % TILE) : TILE;
     _tile_loadconfig(&shapes);
-    long group = part * w->step, end = group + w->step < w->groups ? group + w->step : w->groups, first = 0;
-    for (const struct Piece *piece = w->pieces; piece < w->pieces + w->count; first += piece->rows / GROUP, piece++) {
-        int kind = (int)piece->kind;
-        long bytes = w->columns / COLUMNS * GROUP * KINDS[kind].bytes;
-        for (; group < end && group < first + piece->rows / GROUP; group++) {
-            const uint8_t *block = piece->weight + (group - first) * bytes;
-            if (KINDS[kind].planes == 2) group_by_tokens(w, kind, block, group * GROUP, 2, 0);
-            else if (KINDS[kind].offset) group_by_tokens(w, kind, block, group * GROUP, 1, 1);
-            else group_by_tokens(w, kind, block, group * GROUP, 1, 0);
-        }
-    }
+    walk_groups(w, part);
     _tile_release();
-}
-
-// The sums of x over each block: [tokens, columns / 32]. In this order, whatever the number of threads.
-static void block_sums(const uint16_t *x, long count, float *sums) {
-    for (long at = 0; at < count; at++) {
-        __m512i words = _mm512_loadu_si512(x + at * COLUMNS);
-        __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
-        __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-        sums[at] = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
-    }
 }
 
 void stoker_packed_tiles_product(const struct Work *w) {

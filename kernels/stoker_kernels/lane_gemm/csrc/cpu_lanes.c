@@ -1,7 +1,5 @@
 // Weights of few bits, sixteen rows side by side (cpu_lanes.h), times activations in bf16, by AVX-512 BF16 (vdpbf16ps).
 //
-// Half codes become bf16 by one permutation of a table of 16 values, which is exact.
-//
 // Shapes: codes [rows, columns], x [tokens, columns] bf16, y [tokens, rows] bf16 or fp32.
 // Invariants: a code's product is exact, sums are fp32, scales and zero points are applied to the sums of 32 columns, or of
 // 16, and the result is rounded once; each row of y depends on its own row of x alone, whatever the number of tokens and
@@ -15,43 +13,7 @@
 #include "cpu_lanes.h"
 #include "cpu_pool.h"
 
-#define MOST_TOKENS 8
-// Bytes that are asked for ahead of a product.
-#define AHEAD 6144
-
-INLINE __m512i table_of(const short *values, int factor) {
-    uint16_t words[32];
-    for (int at = 0; at < 32; at++) {
-        float value = (float)(values[at % 16] * factor);
-        uint32_t bits;
-        memcpy(&bits, &value, 4);
-        words[at] = (uint16_t)(bits >> 16);
-    }
-    return _mm512_loadu_si512(words);
-}
-
-// Columns [8 · first, 8 · last) of a unit: two sums a token, in turn, for the instruction's latency is longer than one hides.
-INLINE void codes_product(const uint8_t *codes, __m512i low, __m512i high, const uint16_t *x, long columns,
-                          __m512 (*sums)[2], int planes, int first, int last, int tokens) {
-#pragma GCC unroll 4
-    for (int part = first; part < last; part++) {
-#pragma GCC unroll 4
-        for (int nibble = 0; nibble < 4; nibble++) {
-            __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(codes + 64 * part), 4 * nibble), above = words;
-            if (planes == 2) above = _mm512_srli_epi16(_mm512_loadu_si512(codes + PLANE + 64 * part), 4 * nibble);
-            // The permutation reads five bits of an index; both halves of the table are the same.
-            __m512i code = _mm512_permutexvar_epi16(words, low), upper = _mm512_permutexvar_epi16(above, high);
-#pragma GCC unroll 8
-            for (int m = 0; m < tokens; m++) {
-                int32_t pair;
-                memcpy(&pair, x + m * columns + 8 * part + 2 * nibble, 4);
-                __m512bh values = (__m512bh)_mm512_set1_epi32(pair);
-                __m512 sum = _mm512_dpbf16_ps(sums[m][nibble % 2], (__m512bh)code, values);
-                sums[m][nibble % 2] = planes == 2 ? _mm512_dpbf16_ps(sum, (__m512bh)upper, values) : sum;
-            }
-        }
-    }
-}
+#include "cpu_half_codes.h"
 
 // Sixteen rows against `tokens` rows of x; planes, halves (scales of a unit) and tokens are constants where it is called.
 INLINE void group_product(const struct Work *w, long token, long row, int planes, int halves, int tokens) {

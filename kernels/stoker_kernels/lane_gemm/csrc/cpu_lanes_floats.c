@@ -6,36 +6,13 @@
 // threads.
 #include "cpu_lanes.h"
 #include "cpu_pool.h"
-
-// Rows at a time, and tokens whose sums stay in registers then: of 32 of 64 bytes, or of 16 of 32.
-#ifdef __AVX512F__
-#define ROWS 16
-#define MOST_TOKENS 8
-#else
-#define ROWS 8
-#define MOST_TOKENS 4
-#endif
-
-typedef float Rows __attribute__((vector_size(4 * ROWS)));
-typedef uint32_t RowWords __attribute__((vector_size(4 * ROWS)));
-typedef int32_t RowCodes __attribute__((vector_size(4 * ROWS)));
-
-INLINE Rows all(float value) { return (Rows){0} + value; }
-
-INLINE Rows add_product(Rows a, Rows b, Rows sum) {
-    for (int row = 0; row < ROWS; row++) sum[row] = __builtin_fmaf(a[row], b[row], sum[row]);
-    return sum;
-}
+#include "cpu_rows.h"
 
 // The codes of a column; `low` and `high` are words of both planes, `shift` says which half byte of them.
 INLINE Rows codes_of(RowWords low, RowWords high, int shift, int planes, const Rows *levels) {
     RowCodes code = (RowCodes)(low >> shift & 15);
     if (planes == 2) return __builtin_convertvector((code | (RowCodes)(high >> shift & 15) << 4) - 128, Rows);
-#if ROWS == 16
-    return __builtin_shuffle(levels[0], code);
-#else
-    return __builtin_shuffle(levels[0], levels[1], code);
-#endif
+    return level_of(levels, code);
 }
 
 // ROWS rows from `row` on, against `tokens` rows of x; planes, halves and tokens are constants where it is called.
