@@ -129,7 +129,8 @@ def measure(layers: list[Layer], shape: str, tokens: int, ways: list[str]) -> di
 def going(way: Way) -> Iterator[None]:
     """Have mixtures run in this way, the own kernels for all tokens that they take."""
     few, whole = choose.FEW_TOKENS, sm90_few.WHOLE_ROWS
-    choose.FEW_TOKENS, sm90_few.WHOLE_ROWS = sm90_few.MOST_TOKENS, way.whole
+    choose.FEW_TOKENS = dict.fromkeys(few, sm90_few.MOST_TOKENS)
+    sm90_few.WHOLE_ROWS = way.whole
     pin("mixture", way.mixture)
     pin("experts", way.experts)
     try:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stoker_kernels.launch.dispatch import select
 from stoker_kernels.moe import choose, op
-from stoker_kernels.moe.hopper import sm90_few
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing
 
 
@@ -56,9 +55,9 @@ def fused(
 ) -> Tensor:
     """The experts' kernels choose, too, where they take the operands; else as `split`."""
     if not (
-        choose.few(x)
+        choose.few(x, weights)
         and _as_usual(x, logits, weights)
-        and sm90_few.mixture_refusal(
+        and choose.for_few(weights).mixture_refusal(
             x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
         ) is None
     ):
@@ -67,10 +66,11 @@ def fused(
             limit=limit, shared=shared, shared_gate=shared_gate, out=out,
         )  # fmt: skip
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    return sm90_few.mixture(
+    choose.for_few(weights).mixture(
         x, logits, routing, weights, y, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
         limit=limit, shared=shared, shared_gate=shared_gate,
     )  # fmt: skip
+    return y
 
 
 def _as_usual(x: Tensor, logits: Tensor, weights: ExpertWeights) -> bool:

@@ -292,11 +292,8 @@ inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const
   for (int chunk = 0; chunk < line / 16; ++chunk) {
     unsigned char* into = emulator::shared(to, swizzled(at + chunk * 16, line));
     const int64_t from = coordinates[0] * m.element_bytes + chunk * 16, bytes = m.sizes[0] * m.element_bytes;
-    if (inside && from >= 0 && from < bytes) {
-      std::memcpy(into, row + from, 16);
-    } else {
-      std::memset(into, 0, 16);
-    }
+    std::memset(into, 0, 16);
+    if (inside && from >= 0 && from < bytes) std::memcpy(into, row + from, std::min<int64_t>(16, bytes - from));
   }
 }
 
@@ -324,6 +321,10 @@ inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, s
       land_row(to, m, destination + i * line, at);
     }
   });
+}
+inline void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer, uint32_t barrier,
+                           uint64_t) {
+  load_box(*emulator::cta, destination, map, {inner, middle, outer}, barrier);
 }
 inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, outer}, barrier);

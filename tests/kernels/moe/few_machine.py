@@ -13,7 +13,9 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.moe.hopper import sm90_few
 
 KINDS = ["dense", "fp8_channel", "fp8_block"]
-SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_choice.cuh", "few_products.cuh", "few_rows.cuh")
+SOURCES = (
+    "sm90_few_experts.cuh", "few_arguments.cuh", "few_choice.cuh", "few_plan.cuh", "few_products.cuh", "few_rows.cuh",
+)  # fmt: skip
 
 
 def compiled_kernels(folder: Path) -> ctypes.CDLL:

@@ -150,7 +150,7 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rows have" in str(sm90_few.refusal(x.t().contiguous().t(), routes, weights, None))
     odd = random_experts(4, 44, 80, torch.bfloat16, CPU)
     assert "44" in str(sm90_few.refusal(x, routes, odd, None))
-    monkeypatch.setattr(sm90_few, "_SHARED_LIMIT", 60_000)
+    monkeypatch.setattr(sm90_few, "SHARED_LIMIT", 60_000)
     assert "shared memory" in str(sm90_few.refusal(x, routes, weights, None))
 
 

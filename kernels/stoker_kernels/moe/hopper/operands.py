@@ -15,10 +15,12 @@ from stoker_kernels.moe.types import ExpertKind, ExpertWeights
 KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 
 
-def operands_refusal(x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> str | None:
-    """None where rows of x and experts are as these kernels read them, else why not."""
-    if weights.kind not in KINDS or not chip_of(sm_of(x.device)).wgmma:
-        return f"takes experts of {', '.join(KINDS)}, on sm_90, not {weights.kind}"
+def operands_refusal(
+    x: Tensor, weights: ExpertWeights, shared: Tensor | None, kinds: tuple[ExpertKind, ...] = KINDS
+) -> str | None:
+    """None where rows of x and experts of `kinds` are as these kernels read them, else why not."""
+    if weights.kind not in kinds or not chip_of(sm_of(x.device)).wgmma:
+        return f"takes experts of {', '.join(kinds)}, on sm_90, not {weights.kind}"
     if not weights.gated:
         return "takes experts with a gate"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}

@@ -31,7 +31,7 @@ _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of dow
 _BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}
 _BOXES = 2  # of 128 bytes a row in a stage
 _RING, _BARRIERS, _PITCH = 65_536, 256, 20
-_SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
+SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 class FewArguments(ctypes.Structure):
@@ -112,6 +112,15 @@ def choice_refusal(
     return None
 
 
+def fill_plan(arguments: FewArguments, routes: Routes) -> None:
+    """What was chosen, of routes that have a plan."""
+    plan = routes.plan
+    assert plan is not None
+    arguments.order, arguments.tiles = plan.order.data_ptr(), plan.tiles.data_ptr()
+    arguments.ids, arguments.weights = routes.ids.data_ptr(), routes.weights.data_ptr()
+    arguments.num_tiles = plan.tiles.shape[0]
+
+
 def fill_choice(
     arguments: FewArguments, logits: Tensor, routing: Routing, bias: Tensor | None, slot_mapping: Tensor | None,
     counts: Tensor | None,
@@ -139,7 +148,7 @@ def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tenso
         shared_bytes(tokens, top_k, weights.hidden, weights.kind, gated=True),
         shared_bytes(tokens, top_k, weights.ffn, weights.kind, gated=False),
     )
-    if room > _SHARED_LIMIT:
+    if room > SHARED_LIMIT:
         return f"{tokens} tokens of {top_k} experts of width {weights.ffn} need {room} bytes of shared memory"
     return cuda.missing_cubin(STEM, ARCH)
 
@@ -156,13 +165,9 @@ def experts(
     shared_gate: Tensor | None = None,
 ) -> Tensor:
     """`moe.experts` for operands that `refusal` accepts, into `out` [T, H], contiguous. Raises CubinMissing."""
-    plan = routes.plan
-    assert plan is not None
 
     def chosen(arguments: FewArguments) -> None:
-        arguments.order, arguments.tiles = plan.order.data_ptr(), plan.tiles.data_ptr()
-        arguments.ids, arguments.weights = routes.ids.data_ptr(), routes.weights.data_ptr()
-        arguments.num_tiles = plan.tiles.shape[0]
+        fill_plan(arguments, routes)
 
     return _run(x, routes.ids.shape[1], weights, out, chosen, activation, limit, shared, shared_gate)
 
