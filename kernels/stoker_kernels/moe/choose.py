@@ -6,8 +6,6 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
@@ -17,15 +15,10 @@ from stoker_kernels.moe.tiles import in_one_program
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
 
 # Tokens up to which the Hopper kernels for few are faster.
-FEW_TOKENS = {"dense": 2, "fp8_channel": 2, "fp8_block": 2, "mxfp4": 4, "nvfp4": 4, "int4": 4}
+FEW_TOKENS = {"dense": 2, "fp8_channel": 2, "fp8_block": 2, "mxfp4": 1, "nvfp4": 4, "int4": 1}
 # Tokens an expert in the mean from which on those for many are faster: at 32 equal to Triton's, at 64 by 8 to 28%.
 MANY_TOKENS = {"dense": 64, "fp8_channel": 64, "fp8_block": 64}
 ONE_LAUNCH = range(1, 17)  # tokens that one CTA chooses for faster than two kernels
-
-
-def for_few(weights: ExpertWeights) -> ModuleType:
-    """The Hopper kernels for few tokens of such weights."""
-    return sm90_packed if weights.in_four_bits else sm90_few
 
 
 def few(x: Tensor, weights: ExpertWeights) -> bool:
@@ -76,12 +69,13 @@ def experts(
     from stoker_kernels.moe import triton_experts
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    kernels = for_few(weights)
-    if few(x, weights) and kernels.refusal(x, routes, weights, shared) is None:
-        kernels.experts(
-            x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
-        )
-        return y
+    if few(x, weights):
+        for_few = sm90_packed.experts if weights.in_four_bits else sm90_few.experts
+        refusal = sm90_packed.refusal if weights.in_four_bits else sm90_few.refusal
+        if refusal(x, routes, weights, shared) is None:
+            return for_few(
+                x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
+            )
     if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
         rows = sm90_grouped.pair_rows(x, routes, weights, activation=activation, limit=limit)
         return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)

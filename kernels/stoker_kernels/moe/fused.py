@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stoker_kernels.launch.dispatch import select
 from stoker_kernels.moe import choose, op
+from stoker_kernels.moe.hopper import sm90_few
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing
 
 
@@ -57,7 +58,7 @@ def fused(
     if not (
         choose.few(x, weights)
         and _as_usual(x, logits, weights)
-        and choose.for_few(weights).mixture_refusal(
+        and sm90_few.mixture_refusal(
             x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts
         ) is None
     ):
@@ -66,11 +67,10 @@ def fused(
             limit=limit, shared=shared, shared_gate=shared_gate, out=out,
         )  # fmt: skip
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    choose.for_few(weights).mixture(
+    return sm90_few.mixture(
         x, logits, routing, weights, y, bias=bias, slot_mapping=slot_mapping, counts=counts, activation=activation,
         limit=limit, shared=shared, shared_gate=shared_gate,
     )  # fmt: skip
-    return y
 
 
 def _as_usual(x: Tensor, logits: Tensor, weights: ExpertWeights) -> bool:

@@ -50,7 +50,7 @@ register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, *_STORED))
 register("experts", "grouped", "stoker_kernels.moe.hopper.sm90_grouped:experts", _grouped_support)
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
-register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(torch.bfloat16, FP8, torch.uint8, min_sm=90))
+register("mixture", "fused", "stoker_kernels.moe.fused:fused", triton_supports(torch.bfloat16, FP8, min_sm=90))
 register("mixture", "split", "stoker_kernels.moe.fused:split", lambda _: None, invariant=True)
 
 

@@ -40,6 +40,7 @@ inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
   unsigned result = 0;

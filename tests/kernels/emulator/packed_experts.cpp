@@ -14,7 +14,7 @@ extern "C" void packed_experts(int kind, int gated, int ctas, int seed, const st
   };
   const int pairs = a->tokens * a->top_k, x_rows = gated ? a->tokens : pairs;
   auto& before = emulator::predecessor;
-  before.writes = {region(a->x, (static_cast<int64_t>(x_rows - 1) * a->ld_x + a->columns) * 2)};
+  before.writes = {region(a->x, (static_cast<int64_t>(x_rows - 1) * a->ld_x + (gated ? a->columns : a->ld_x)) * 2)};
   if (gated && a->logits != nullptr) {
     before.writes.push_back(region(a->logits, (static_cast<int64_t>(a->tokens - 1) * a->ld_logits + a->experts) * 2));
   } else if (gated) {
@@ -22,7 +22,7 @@ extern "C" void packed_experts(int kind, int gated, int ctas, int seed, const st
     before.writes.push_back(region(a->tiles, a->num_tiles * 12));
   }
   before.out = reinterpret_cast<const unsigned char*>(a->out);
-  before.out_bytes = static_cast<int64_t>(gated ? pairs : a->tokens) * a->rows * 2;
+  before.out_bytes = static_cast<int64_t>(gated ? pairs : a->tokens) * (gated ? arguments->ld_out : a->rows) * 2;
   emulator::run_grid(ctas, stoker::FEW_THREADS, seed, [=] { kernel(*arguments); });
 }
 

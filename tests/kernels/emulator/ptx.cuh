@@ -322,10 +322,6 @@ inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, s
     }
   });
 }
-inline void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer, uint32_t barrier,
-                           uint64_t) {
-  load_box(*emulator::cta, destination, map, {inner, middle, outer}, barrier);
-}
 inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, outer}, barrier);
 }

@@ -14,7 +14,6 @@ from tests.kernels.moe.test_sm90_few_choice import KINDS_OF_LOGITS, WAYS, drawn
 from stoker_kernels.gemm import linear
 from stoker_kernels.launch import pdl
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, quantize_experts, reference, triton_route
-from stoker_kernels.moe.choose import for_few
 from stoker_kernels.moe.hopper import sm90_few, sm90_packed, sm90_route
 from stoker_kernels.norm import add_rms_norm
 from stoker_kernels.quant import LinearWeight
@@ -58,7 +57,7 @@ def test_a_chain_of_them_gives_the_weighted_sum(
     """Forty launches that overlap, with equal bits: a stage that is read too early would show."""
     monkeypatch.setattr(sm90_few, "WHOLE_ROWS", range(1, 9) if whole else range(0))
     dense, weights = dense_of(experts, ffn, hidden, device), weights_of(experts, ffn, hidden, kind, device)
-    kernels = for_few(weights)
+    kernels = sm90_packed if weights.in_four_bits else sm90_few
     if whole and kernels is sm90_packed:
         pytest.skip("takes whole rows always")
     x = torch.randn(tokens, hidden, device=device).bfloat16()
@@ -111,7 +110,7 @@ def test_they_choose_as_the_reference(
 
 
 @pytest.mark.usefixtures("chained")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_that_chooses_has_the_bits_of_its_steps(
@@ -119,7 +118,6 @@ def test_a_chain_that_chooses_has_the_bits_of_its_steps(
 ) -> None:
     """Norm, router, experts, thirty times in a graph, and one by one: logits that are read too early would show."""
     weights = weights_of(experts, ffn, hidden, kind, device)
-    kernels = for_few(weights)
     routers = [LinearWeight(torch.randn(experts, hidden, device=device).bfloat16() / hidden**0.5) for _ in range(30)]
     x, ones = torch.randn(tokens, hidden, device=device).bfloat16(), torch.ones(hidden, device=device).bfloat16()
     routing, slots = Routing(top_k, renormalize=True), torch.arange(tokens, device=device)
@@ -132,8 +130,8 @@ def test_a_chain_that_chooses_has_the_bits_of_its_steps(
             logits, out = linear(normed, router), torch.empty_like(x)
             wait()
             counts = torch.full((experts,), -7, dtype=torch.int32, device=device)
-            assert kernels.mixture_refusal(normed, logits, routing, weights, None) is None
-            kernels.mixture(normed, logits, routing, weights, out, slot_mapping=slots, counts=counts)
+            assert sm90_few.mixture_refusal(normed, logits, routing, weights, None) is None
+            sm90_few.mixture(normed, logits, routing, weights, out, slot_mapping=slots, counts=counts)
             wait()
             found += [out, counts]
         return found

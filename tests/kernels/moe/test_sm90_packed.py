@@ -1,4 +1,5 @@
-"""The kernels of csrc/sm90_packed_experts.cuh, run on the CPU by `emulator/`, against the reference, which decodes by itself.
+"""The kernels of csrc/sm90_packed_experts.cuh, run on the CPU by `emulator/`, against the reference, which decodes by
+itself.
 
 Shapes are drawn: rows whose last columns are steps of several sizes, experts that several tokens share, tokens without
 experts, groups of integers of every size.
@@ -17,7 +18,7 @@ from tests.kernels.moe.packed_machine import Machine, compiled_kernels
 from tests.kernels.moe.test_sm90_few import CPU, plan_of, routes_of
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.moe import ExpertWeights, Routes, Routing, quantize_experts, reference
+from stoker_kernels.moe import ExpertWeights, Routes, quantize_experts, reference
 from stoker_kernels.moe.hopper import operands, sm90_packed
 
 
@@ -36,10 +37,6 @@ def drawn_weights(kind: str, experts: int, ffn: int, hidden: int, seed: int, *, 
     dense = random_experts(experts, ffn, hidden, torch.bfloat16, CPU, bias=bias, seed=seed)
     group = random.Random(seed).choice([0, 32, 64, 128, 256, 512]) if kind == "int4" else 0
     return quantize_experts(dense, kind, group)  # type: ignore[arg-type]
-
-
-def off(out: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((out.float() - expected.float()).norm() / expected.float().norm())
 
 
 @pytest.mark.parametrize("kind", sm90_packed.KINDS)
@@ -65,32 +62,9 @@ def test_experts_give_the_weighted_sum(
     way = draw.choice(["clamped", "silu"])
     sm90_packed.experts(x, routes, weights, out, activation=way, limit=0.8, shared=shared, shared_gate=gate)
     expected = reference.experts(
-        x, routes, weights, activation=way, limit=0.8, shared=shared, shared_gate=gate  # type: ignore[arg-type]
+        x, routes, weights, activation=way, limit=0.8, shared=shared, shared_gate=gate,  # type: ignore[arg-type]
     )  # fmt: skip
-    assert off(out, expected) < 8e-3
-
-
-@pytest.mark.parametrize("kind", sm90_packed.KINDS)
-def test_they_choose_as_the_reference(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    for seed in (random.randrange(1 << 20) for _ in range(3)):
-        print(f"seed {seed}")
-        draw = random.Random(seed)
-        experts, top_k = draw.randint(9, 40), draw.randint(1, 8)
-        tokens = draw.randint(1, min(8, 32 // top_k))
-        weights = drawn_weights(kind, experts, 32 * draw.randint(1, 4), 32 * draw.randint(1, 9), seed, bias=False)
-        Machine(library, monkeypatch, draw.randint(1, 4), seed)
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(tokens, weights.hidden, generator=generator).bfloat16()
-        logits = torch.randn(tokens, experts, generator=generator).bfloat16()
-        routing, slots = Routing(top_k, "sigmoid", renormalize=True), torch.arange(tokens) - 1
-        counts, again, out = (torch.empty(experts, dtype=torch.int32) for _ in range(2)), None, torch.empty_like(x)
-        first, again = counts
-        assert sm90_packed.mixture_refusal(x, logits, routing, weights, None, slot_mapping=slots) is None
-        sm90_packed.mixture(x, logits, routing, weights, out, slot_mapping=slots, counts=first)
-        routes = reference.route(logits, routing, slot_mapping=slots, counts=again)
-        assert torch.equal(first, again)
-        expected = reference.experts(x, routes, weights)
-        assert float((out.float() - expected.float()).norm()) <= 8e-3 * float(expected.float().norm())
+    assert float((out.float() - expected.float()).norm()) <= 8e-3 * float(expected.float().norm())
 
 
 def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +96,8 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "shared memory" in str(sm90_packed.refusal(x, routes, weights, None))
 
 
-@pytest.mark.parametrize(("pairs", "columns", "parts"), [(1, 2880, 8), (4, 2880, 2), (3, 480, 2), (8, 768, 1), (2, 96, 1)])
-def test_every_warp_of_down_has_a_part(pairs: int, columns: int, parts: int) -> None:
-    assert sm90_packed.parts_of(pairs, columns) == parts
+@pytest.mark.parametrize(
+    ("jobs", "columns", "parts"), [(1, 2880, 8), (4, 2880, 2), (3, 480, 2), (8, 768, 1), (0, 96, 1)]
+)
+def test_every_warp_has_a_part(jobs: int, columns: int, parts: int) -> None:
+    assert sm90_packed.parts_of(jobs, columns) == parts

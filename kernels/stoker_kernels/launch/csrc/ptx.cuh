@@ -348,15 +348,6 @@ __device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void*
       : "memory");
 }
 
-__device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer,
-                                               uint32_t barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(destination),
-      "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
 __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third,
                                                int outer, uint32_t barrier, uint64_t policy) {
   asm volatile(

@@ -5,7 +5,8 @@
 
 namespace stoker {
 
-template <bool gated>
+// `chooses`: where no router has left a plan, each CTA chooses for itself.
+template <bool gated, bool chooses = true>
 struct FewPlan {
   const FewArguments& a;
   const int pairs;
@@ -110,12 +111,12 @@ struct FewPlan {
   __device__ __forceinline__ void read(bool real) const {
     if (warp == 0) {
       __syncwarp();
-      if (a.logits != nullptr) {
+      if (chooses && a.logits != nullptr) {
         choose(real);
       } else if (real) {
         share_out();
       }
-    } else if (warp == 1 && a.logits == nullptr && real) {
+    } else if (warp == 1 && (!chooses || a.logits == nullptr) && real) {
 #pragma unroll 1
       for (int i = lane; i < pairs; i += 32) {
         order[i] = kept(load_int(a.order + i));

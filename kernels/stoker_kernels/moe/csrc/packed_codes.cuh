@@ -18,6 +18,7 @@ struct PackedArguments {
   const float* factor;          // of NVFP4: [experts, (2 ·) rows]
   const unsigned char* next;    // of gate-up: down's weight, a row of `rows` columns
   int next_rows;                // of an expert's, a multiple of 16
+  int ld_out;                   // of gate-up, whose rows are in the order in which down reads them
   int lines;                    // of scales that an expert has
   int group_shift;              // of INT4: the logarithm of a group's columns, 31 for whole rows
 };

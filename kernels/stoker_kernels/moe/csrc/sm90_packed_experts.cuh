@@ -8,7 +8,8 @@
 // The expert's rows are asked for by a few bulk prefetches to L2, whole jobs each, as soon as it is known who is chosen: by
 // gate-up its own and, behind them, down's. Scales of a job are copied to shared memory before it.
 //
-// Who is chosen, and the rehearsal before that: as in sm90_few_experts.cuh.
+// What the router wrote is settled for down, and code is rehearsed, as in sm90_few_experts.cuh. A choice by every CTA, as
+// there, was no faster than the router's kernel.
 #pragma once
 #include "few_plan.cuh"
 #include "packed_codes.cuh"
@@ -16,11 +17,11 @@
 namespace stoker {
 
 template <PackedKind kind, bool gated>
-struct PackedExperts : FewPlan<gated> {
+struct PackedExperts : FewPlan<gated, false> {
   using Layout = PackedLayout<kind>;
   using Codes = typename Layout::Codes;
-  using Plan = FewPlan<gated>;
-  using Plan::a, Plan::pairs, Plan::list, Plan::order, Plan::ids, Plan::work, Plan::warp, Plan::lane, Plan::q, Plan::c;
+  using Plan = FewPlan<gated, false>;
+  using Plan::a, Plan::pairs, Plan::list, Plan::order, Plan::work, Plan::warp, Plan::lane, Plan::q, Plan::c;
 
   const PackedArguments& p;
   const int x_rows, pitch;  // bytes of a row of x, which begins in other banks than its neighbours
@@ -82,59 +83,81 @@ struct PackedExperts : FewPlan<gated> {
 
   // ---- rows of x ---------------------------------------------------------------------------------------------------
 
-  // A warp takes half a box of a row, 16 words, a lane four numbers of one.
+  // Of gate-up by eight columns a thread, which has asked for two by then; those of down lie as they are read.
   __device__ __forceinline__ void bring_rows(int count) const {
-    const int halves = 2 * a.boxes, word = lane % 16, first = lane / 16 * 4;
-#pragma unroll 2
-    for (int i = warp; i < count * halves; i += FEW_WARPS) {
-      const int row = i / halves, at = i % halves * 16 + word;
-      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x;
-      uint2 pairs = make_uint2(0, 0);
-      if (at * 8 < a.columns) {
-        const PackedStep step = packed_step<Layout::STEP_WORDS>(at, a.columns);
-        from += step.column + at - step.column / 8 + first * step.words;
-        pairs.x = load_half(from) | static_cast<uint32_t>(load_half(from + step.words)) << 16;
-        pairs.y = load_half(from + 2 * step.words) | static_cast<uint32_t>(load_half(from + 3 * step.words)) << 16;
+    const int eights = gated ? a.columns / 8 : a.boxes * 32, all = count * eights;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < all; i += (gated ? 2 : 1) * FEW_THREADS) {
+      const int other = i + FEW_THREADS;
+      if (!gated) {
+        const int row = i / eights, at = i - row * eights;
+        copy_async_16(x + row * pitch + at * 16, a.x + static_cast<int64_t>(row) * a.ld_x + at * 8, true);
+        continue;
       }
-      // Words 4c to 4c + 3 are those of lane c of four, one a turn.
-      *reinterpret_cast<uint2*>(x + row * pitch + i % halves * 256 + (word % 4 * 4 + word / 4) * 16 + first * 2) = pairs;
+      const int4 some = load_int4(eight_at(i, eights)), more = other < all ? load_int4(eight_at(other, eights)) : int4{};
+      spread(i, eights, some);
+      if (other < all) spread(other, eights, more);
     }
+    if (!gated) copies_wait();
+  }
+  __device__ __forceinline__ const int* eight_at(int i, int eights) const {
+    const int row = i / eights;
+    return reinterpret_cast<const int*>(a.x + static_cast<int64_t>(row) * a.ld_x + (i - row * eights) * 8);
+  }
+
+  // Eight columns that follow each other are one code place of as many words, or two of half as many.
+  __device__ __forceinline__ void spread(int i, int eights, const int4& values) const {
+    const int row = i / eights, column = (i - row * eights) * 8;
+    const uint32_t pairs[4] = {static_cast<uint32_t>(values.x), static_cast<uint32_t>(values.y),
+                               static_cast<uint32_t>(values.z), static_cast<uint32_t>(values.w)};
+    const PackedStep step = packed_step<Layout::STEP_WORDS>(column / 8, a.columns);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      uint16_t* to = reinterpret_cast<uint16_t*>(x + row * pitch) + place_of(step, column + j);
+      *to = static_cast<uint16_t>(pairs[j / 2] >> j % 2 * 16);
+    }
+  }
+
+  // Where a row of x, or of what down reads, has a column of this step: the eight numbers of a word follow each other, and
+  // the words 4c to 4c + 3 of 16 are those of lane c of four, one a turn.
+  static __device__ __forceinline__ int place_of(const PackedStep& step, int column) {
+    const int within = column - step.column, place = within >> (31 - __clz(step.words));
+    const int word = (within & (step.words - 1)) + step.column / 8;
+    return word / 16 * 128 + (word % 4 * 4 + word / 4 % 4) * 8 + place;
   }
 
   // ---- products ----------------------------------------------------------------------------------------------------
 
-  // Sums of the boxes [first, last) of a job: rows q and q + 8 of the weight with tokens 2c and 2c + 1 of eight. `row`: of
-  // the token q, or null.
-  __device__ __forceinline__ void multiply(int64_t weight_row, int first, int last, const unsigned char* row,
+  // Sums of the `part`-th of `parts` parts of a job's columns: rows q and q + 8 of the weight with tokens 2c and 2c + 1 of
+  // eight. `row`: of x, of the token q, or null. In a rehearsal of half a box.
+  __device__ __forceinline__ void multiply(int64_t weight_row, int part, int parts, const unsigned char* row, bool real,
                                            float (&sums)[4]) const {
+    const int first = 2 * (part * a.boxes / parts), last = real ? 2 * ((part + 1) * a.boxes / parts) : first + 1;
     const int row_bytes = a.columns / 2;
-    const unsigned char* low = p.weight + (weight_row + q) * row_bytes;
+    const unsigned char* low = p.weight + (weight_row + q) * row_bytes + c * 16;
     const unsigned char* high = low + static_cast<int64_t>(apart()) * row_bytes;
     float other[4] = {};
-    uint4 next[4];
-    load_box(low, high, first, next);
+    uint4 next[2];
+    load_half_box(low, high, first, next);
+    copies_wait();  // the scales
+    __syncwarp();
+    PackedStep step = packed_step<Layout::STEP_WORDS>(first * 16 + 4 * c, a.columns);
+    Codes gate(step, p.group_shift, [&](int line) { return scales_at(line, 0); });
+    Codes up(step, p.group_shift, [&](int line) { return scales_at(line, 1); });
 #pragma unroll 1
-    for (int box = first; box < last; ++box) {
-      uint4 words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = next[i];
-      if (box + 1 < last) load_box(low, high, box + 1, next);
-      const bool whole = Layout::STEP_WORDS == 32 && (box + 1) * PACKED_BOX <= a.columns;
-      PackedStep step = packed_step<Layout::STEP_WORDS>(box * 32 + 4 * c, a.columns);
-      Codes gate(step, p.group_shift, [&](int line) { return scales_at(line, 0); });
-      Codes up(step, p.group_shift, [&](int line) { return scales_at(line, 1); });
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        if (s == 1 && !whole) {
-          step = packed_step<Layout::STEP_WORDS>(box * 32 + 16 + 4 * c, a.columns);
-          gate = Codes(step, p.group_shift, [&](int line) { return scales_at(line, 0); });
-          up = Codes(step, p.group_shift, [&](int line) { return scales_at(line, 1); });
-        }
-        const unsigned char* tokens = row == nullptr ? nullptr : row + box * 512 + s * 256 + c * 16;
-        multiply_word(gate, up, words[s].x, words[2 + s].x, tokens, 0, sums, other);
-        multiply_word(gate, up, words[s].y, words[2 + s].y, tokens, 64, sums, other);
-        multiply_word(gate, up, words[s].z, words[2 + s].z, tokens, 128, sums, other);
-        multiply_word(gate, up, words[s].w, words[2 + s].w, tokens, 192, sums, other);
+    for (int half = first; half < last; ++half) {
+      const uint4 upper = next[0], lower = next[1];
+      if (half + 1 < last) load_half_box(low, high, half + 1, next);
+      const bool there = row != nullptr && half * 128 + c * 32 < a.columns;
+      const unsigned char* tokens = there ? row + half * 256 + c * 16 : nullptr;
+      multiply_word(gate, up, upper.x, lower.x, tokens, 0, sums, other);
+      multiply_word(gate, up, upper.y, lower.y, tokens, 64, sums, other);
+      multiply_word(gate, up, upper.z, lower.z, tokens, 128, sums, other);
+      multiply_word(gate, up, upper.w, lower.w, tokens, 192, sums, other);
+      if (Layout::STEP_WORDS == 16 || half % 2 || (half + 1) * 128 >= a.columns / PACKED_BOX * PACKED_BOX) {
+        step = packed_step<Layout::STEP_WORDS>(half * 16 + 16 + 4 * c, a.columns);
+        gate = Codes(step, p.group_shift, [&](int line) { return scales_at(line, 0); });
+        up = Codes(step, p.group_shift, [&](int line) { return scales_at(line, 1); });
       }
     }
 #pragma unroll
@@ -145,15 +168,11 @@ struct PackedExperts : FewPlan<gated> {
     return scales + ((line * 2 + half) * 8 + q) * Codes::SCALE_BYTES;
   }
 
-  // A lane's words of a box, four of each half of rows q and q + 8; those behind the row's end are zero.
-  __device__ __forceinline__ void load_box(const unsigned char* low, const unsigned char* high, int box,
-                                           uint4 (&words)[4]) const {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const int at = box * (PACKED_BOX / 2) + s * 64 + c * 16;
-      words[s] = words[2 + s] = make_uint4(0, 0, 0, 0);
-      if (at < a.columns / 2) words[s] = words_at(low + at), words[2 + s] = words_at(high + at);
-    }
+  // A lane's words of half a box of rows q and q + 8, four of each; those behind the row's end are zero.
+  __device__ __forceinline__ void load_half_box(const unsigned char* low, const unsigned char* high, int half,
+                                                uint4 (&words)[2]) const {
+    words[0] = words[1] = make_uint4(0, 0, 0, 0);
+    if (half * 128 + c * 32 < a.columns) words[0] = words_at(low + half * 64), words[1] = words_at(high + half * 64);
   }
   static __device__ __forceinline__ uint4 words_at(const unsigned char* at) {
     const int4 v = load_int4(reinterpret_cast<const int*>(at));
@@ -199,45 +218,75 @@ struct PackedExperts : FewPlan<gated> {
         Plan::read(real);
         if (warp == 0 && real) ask_for_rows();
       }
+      if (!gated && real) bring_scales_of(warp);
       bring_rows(real ? x_rows : 1);
       if (!gated || real) __syncthreads();
       if (gated) {
         open_jobs(real);
       } else {
-        if (real && a.counts != nullptr && blockIdx.x == 0) Plan::count();
         close_jobs(real);
       }
     }
   }
 
-  // Of gate-up, job by job a warp. In a rehearsal one box, of the first expert and the same for all.
+  // Of gate-up, a warp a part of a job's columns, and then all together what they made. In a rehearsal half a box, of the
+  // first expert and the same for all.
   __device__ __forceinline__ void open_jobs(bool real) const {
     const int4 mine = *work;
-    const int jobs = real ? mine.w : 1;
+    const int jobs = real ? mine.w : 1, at_once = FEW_WARPS / a.chunks;
 #pragma unroll 1
-    for (int job = real ? warp : 0; job < jobs; job += FEW_WARPS) {
-      const int tile = mine.z + job, row_tile = tile % a.row_tiles;
-      const int4 expert = list[mine.y + tile / a.row_tiles];
-      const int64_t gate = first_row(expert.x, row_tile) + q, up = gate + a.rows;
-      bring_scales(expert.x, row_tile);
-      copies_wait();
-      __syncwarp();
-      float sums[4] = {};
-      multiply(first_row(expert.x, row_tile), 0, real ? a.boxes : 1, q < expert.z ? x + order[expert.y + q] * pitch : nullptr,
-               sums);
+    for (int base = 0; base < jobs; base += at_once) {
+      const int job = real ? base + warp / a.chunks : 0;
+      if (job < jobs) {
+        const int tile = mine.z + job, row_tile = tile % a.row_tiles;
+        const int4 expert = list[mine.y + tile / a.row_tiles];
+        bring_scales(expert.x, row_tile);
+        float sums[4] = {};
+        multiply(first_row(expert.x, row_tile), warp % a.chunks, a.chunks,
+                 q < expert.z ? x + order[expert.y + q] * pitch : nullptr, real, sums);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int n = 2 * c + i, position = expert.y + n;
-        if (n >= expert.z) continue;
-        const float result = Plan::opened(settled(sums[i], gate), settled(sums[i + 2], up));
-        if (real) a.out[static_cast<int64_t>(position) * a.rows + row_tile * 8 + q] = Plan::bf16_bits(result);
+        for (int i = 0; i < 2; ++i) {
+          const int n = 2 * c + i;
+          if (n >= expert.z) continue;
+          float* to = parts + (warp * a.tokens + n) * FEW_PITCH + q;
+          to[0] = sums[i], to[8] = sums[i + 2];
+        }
       }
-      __syncwarp();
+      __syncthreads();
+      activate(base, min(jobs - base, at_once), real);
+      __syncthreads();
     }
-    __syncthreads();
   }
 
-  // Of down, 16 rows after the other: a warp a part of an expert's columns, then all choices together.
+  // Of jobs that are together in shared memory: a thread a token and row.
+  __device__ __forceinline__ void activate(int base, int jobs, bool real) const {
+    const int4 mine = *work;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < jobs * a.tokens * 8; i += FEW_THREADS) {
+      const int within = i % 8, n = i / 8 % a.tokens, job = i / 8 / a.tokens;
+      const int tile = mine.z + base + job, row = tile % a.row_tiles * 8 + within;
+      const int4 expert = list[mine.y + tile / a.row_tiles];
+      if (n >= expert.z) continue;
+      float gate = 0.0f, up = 0.0f;
+#pragma unroll 1
+      for (int part = 0; part < a.chunks; ++part) {
+        const float* sums = parts + ((job * a.chunks + part) * a.tokens + n) * FEW_PITCH + within;
+        gate += sums[0], up += sums[8];
+      }
+      const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
+      const float result = Plan::opened(settled(gate, stacked), settled(up, stacked + a.rows));
+      const int place = place_of(packed_step<Layout::STEP_WORDS>(row / 8, a.rows), row);
+      if (real) a.out[static_cast<int64_t>(expert.y + n) * p.ld_out + place] = Plan::bf16_bits(result);
+    }
+  }
+
+  // Of down: an item is a part of the columns of an expert.
+  __device__ __forceinline__ void bring_scales_of(int item) const {
+    const int4 mine = *work;
+    if (item < mine.x * a.chunks && mine.w > 0) bring_scales(list[item / a.chunks].x, mine.z);
+  }
+
+  // Of down, 16 rows after the other: a warp an item, then all choices together. The first item's scales are on their way.
   __device__ __forceinline__ void close_jobs(bool real) const {
     const int4 mine = *work;
     const int tiles = real ? mine.w : min(mine.w, 1), items = real ? mine.x * a.chunks : min(mine.x, 1);
@@ -247,13 +296,10 @@ struct PackedExperts : FewPlan<gated> {
       for (int item = real ? warp : 0; item < items; item += FEW_WARPS) {
         const int part = item % a.chunks;
         const int4 expert = list[item / a.chunks];
-        const int first = part * a.boxes / a.chunks, last = (part + 1) * a.boxes / a.chunks;
-        bring_scales(expert.x, tile);
-        copies_wait();
-        __syncwarp();
+        if (!real || tile > mine.z || item >= FEW_WARPS) bring_scales(expert.x, tile);
         float sums[4] = {};
-        multiply(first_row(expert.x, tile), first, real ? last : min(last, first + 1),
-                 q < expert.z ? x + (expert.y + q) * pitch : nullptr, sums);
+        multiply(first_row(expert.x, tile), part, a.chunks, q < expert.z ? x + (expert.y + q) * pitch : nullptr, real, sums);
+        // A pair's parts follow each other.
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int n = 2 * c + i;
@@ -262,6 +308,7 @@ struct PackedExperts : FewPlan<gated> {
           to[0] = sums[i], to[8] = sums[i + 2];
         }
         __syncwarp();
+        if (!real) break;
       }
       __syncthreads();
       Plan::add_choices(parts, tile, [&](float total, int64_t row) { return settled(total, row); }, real);
@@ -279,7 +326,7 @@ __device__ __forceinline__ void sm90_packed_experts(const PackedArguments& a) {
 }  // namespace stoker
 
 #define STOKER_SM90_PACKED_EXPERTS(name, kind, gated)                                   \
-  extern "C" __global__ void __launch_bounds__(stoker::FEW_THREADS, 2)                  \
+  extern "C" __global__ void __launch_bounds__(stoker::FEW_THREADS, 3)                  \
       name(const __grid_constant__ stoker::PackedArguments a) {                         \
     stoker::sm90_packed_experts<stoker::PackedKind::kind, gated>(a);                    \
   }

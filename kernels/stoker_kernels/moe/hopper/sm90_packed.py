@@ -1,16 +1,15 @@
 """Experts in four bits for few tokens on Hopper: host side of csrc/sm90_packed_experts.
 
-Two launches, as of `sm90_few`: gate-up with its activation, and down with the weighted sum; `mixture` has both choose the
-experts, too. Codes become bf16 in registers.
-Invariants: a launch never synchronises and can be captured after one launch of its kind; a token's bits depend on its own
-row and choices alone.
+Two launches, as of `sm90_few`: gate-up with its activation, and down with the weighted sum. Codes become bf16 in
+registers.
+Invariants: a launch never synchronises and can be captured after one launch of its kind; a token's bits depend on its
+own row and choices alone.
 Does not know: for how many tokens other kernels are faster (`choose`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,18 +18,10 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.moe.hopper.operands import operands_refusal
-from stoker_kernels.moe.hopper.sm90_few import (
-    MOST_PAIRS,
-    SHARED_LIMIT,
-    THREADS,
-    FewArguments,
-    choice_refusal,
-    fill_choice,
-    fill_plan,
-)
+from stoker_kernels.moe.hopper.sm90_few import SHARED_LIMIT, THREADS, FewArguments, fill_plan
 from stoker_kernels.moe.layouts.int4 import columns_of, groups_of
 from stoker_kernels.moe.steps import steps_of
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes, Routing
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes
 from stoker_kernels.quant import FP4_BLOCKS
 
 STEM, ARCH = "sm90_packed_experts", "sm_90a"
@@ -38,7 +29,7 @@ KINDS: tuple[ExpertKind, ...] = ("mxfp4", "nvfp4", "int4")
 MOST_TOKENS = 8
 _WARPS, _TILE, _BOX, _PITCH = THREADS // 32, 16, 256, 20
 _SCALE_BYTES = {"mxfp4": 8, "nvfp4": 8, "int4": 4}  # of a row and a line
-_CTAS = 2  # that an SM holds
+_CTAS = 3  # that an SM holds
 _WHOLE_ROWS = 31  # a shift that leaves nothing of a column
 
 
@@ -48,19 +39,21 @@ class PackedArguments(ctypes.Structure):
     _fields_ = [
         ("few", FewArguments),
         *((name, ctypes.c_void_p) for name in ("weight", "scales", "factor", "next")),
-        *((name, ctypes.c_int) for name in ("next_rows", "lines", "group_shift")),
+        *((name, ctypes.c_int) for name in ("next_rows", "ld_out", "lines", "group_shift")),
     ]
 
 
 def lines_of(kind: ExpertKind, columns: int, group: int) -> int:
     """Lines of scales of a row: of steps, or of groups."""
-    return groups_of(group, columns) if kind == "int4" else len(steps_of(columns, FP4_BLOCKS[kind]))
+    if kind == "mxfp4" or kind == "nvfp4":
+        return len(steps_of(columns, FP4_BLOCKS[kind]))
+    return groups_of(group, columns)
 
 
-def parts_of(pairs: int, columns: int) -> int:
-    """Into how many parts down cuts the columns of an expert, so that every warp of a CTA has one."""
+def parts_of(jobs: int, columns: int) -> int:
+    """Into how many parts so many jobs' columns are cut, so that every warp of a CTA has one."""
     parts = 1
-    while pairs * parts < _WARPS and 2 * parts <= -(-columns // _BOX):
+    while jobs * parts < _WARPS and 2 * parts <= -(-columns // _BOX):
         parts *= 2
     return parts
 
@@ -68,7 +61,7 @@ def parts_of(pairs: int, columns: int) -> int:
 def shared_bytes(tokens: int, top_k: int, columns: int, lines: int, kind: ExpertKind, *, gated: bool) -> int:
     """Dynamic shared memory: the plan, rows of x, scales of a job a warp, sums of parts."""
     pairs = tokens * top_k
-    x_rows, sums = (tokens, 0) if gated else (pairs, pairs * parts_of(pairs, columns))
+    x_rows, sums = (tokens, _WARPS * tokens) if gated else (pairs, pairs * parts_of(pairs, columns))
     plan = 16 + 16 * pairs + 3 * 16 * -(-pairs // 4)
     rows = x_rows * (-(-columns // _BOX) * _BOX * 2 + 64)
     return plan + rows + _WARPS * lines * _TILE * _SCALE_BYTES[kind] + sums * _PITCH * 4
@@ -78,30 +71,6 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA"
-    return _shapes_refusal(x, routes.ids.shape[1], weights, shared)
-
-
-def mixture_refusal(
-    x: Tensor,
-    logits: Tensor,
-    routing: Routing,
-    weights: ExpertWeights,
-    shared: Tensor | None,
-    *,
-    bias: Tensor | None = None,
-    slot_mapping: Tensor | None = None,
-    counts: Tensor | None = None,
-) -> str | None:
-    """None where `mixture` takes these operands, else why not."""
-    pairs = logits.shape[0] * routing.top_k
-    if pairs > MOST_PAIRS:
-        return f"{pairs} choices are more than {MOST_PAIRS}"
-    return choice_refusal(logits, routing, bias, slot_mapping, counts) or _shapes_refusal(
-        x, routing.top_k, weights, shared
-    )
-
-
-def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     tokens, sizes = x.shape[0], ((weights.hidden, True), (weights.ffn, False))
     reason = operands_refusal(x, weights, shared, KINDS)
     if reason is not None:
@@ -116,12 +85,12 @@ def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tenso
         group = columns_of(weights.group, columns)
         if group != columns and group & (group - 1):
             return f"groups of {group} columns are no power of two"
-    room = max(
-        shared_bytes(tokens, top_k, columns, lines_of(weights.kind, columns, weights.group), weights.kind, gated=gated)
-        for columns, gated in sizes
-    )
+    room = 0
+    for columns, gated in sizes:
+        lines = lines_of(weights.kind, columns, weights.group)
+        room = max(room, shared_bytes(tokens, routes.ids.shape[1], columns, lines, weights.kind, gated=gated))
     if room > SHARED_LIMIT:
-        return f"{tokens} tokens of {top_k} experts of width {weights.ffn} need {room} bytes of shared memory"
+        return f"{tokens} tokens of experts of width {weights.ffn} need {room} bytes of shared memory"
     return cuda.missing_cubin(STEM, ARCH)
 
 
@@ -138,65 +107,34 @@ def experts(
 ) -> Tensor:
     """`moe.experts` for operands that `refusal` accepts, into `out` [T, H], contiguous. Raises CubinMissing."""
 
-    def chosen(arguments: FewArguments) -> None:
-        fill_plan(arguments, routes)
-
-    return _run(x, routes.ids.shape[1], weights, out, chosen, activation, limit, shared, shared_gate)
-
-
-def mixture(
-    x: Tensor,
-    logits: Tensor,
-    routing: Routing,
-    weights: ExpertWeights,
-    out: Tensor,
-    *,
-    bias: Tensor | None = None,
-    slot_mapping: Tensor | None = None,
-    counts: Tensor | None = None,
-    activation: ExpertActivation = "silu",
-    limit: float = 0.0,
-    shared: Tensor | None = None,
-    shared_gate: Tensor | None = None,
-) -> Tensor:
-    """`moe.mixture` for operands that `mixture_refusal` accepts, as `experts`."""
-
-    def chosen(arguments: FewArguments) -> None:
-        fill_choice(arguments, logits, routing, bias, slot_mapping, counts)
-
-    return _run(x, routing.top_k, weights, out, chosen, activation, limit, shared, shared_gate)
-
-
-def _run(
-    x: Tensor, top_k: int, weights: ExpertWeights, out: Tensor, chosen: Callable[[FewArguments], None],
-    activation: ExpertActivation, limit: float, shared: Tensor | None, shared_gate: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """`chosen` fills in the choice, or what it is made from."""
-    tokens, ffn, hidden, clamped = x.shape[0], weights.ffn, weights.hidden, activation == "clamped"
-    inner = torch.empty((tokens * top_k, ffn), dtype=x.dtype, device=x.device)
-    gate_up = _arguments(inner, x, top_k, tokens, ffn, ffn // 8, hidden)
+    tokens, top_k, ffn, hidden = *routes.ids.shape, weights.ffn, weights.hidden
+    inner = torch.empty((tokens * top_k, -(-ffn // _BOX) * _BOX), dtype=x.dtype, device=x.device)
+    gate_up = _arguments(inner, x, routes, (ffn, ffn // 8, hidden))
+    clamped = activation == "clamped"
     gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
-    chosen(gate_up)
-    _launch(weights, gate_up, x.device, gated=True)
-    down = _arguments(out, inner, top_k, tokens, hidden, hidden // _TILE, ffn)
+    grid = _CTAS * sm_count(x.device)
+    gate_up.chunks = parts_of(tokens * top_k * gate_up.row_tiles // grid, hidden)
+    _launch(weights, gate_up, x.device, grid, gated=True)
+    down = _arguments(out, inner, routes, (hidden, hidden // _TILE, ffn))
     down.shared, down.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
     down.ld_shared = 0 if shared is None else shared.stride(0)
     down.chunks = parts_of(tokens * top_k, ffn)
-    chosen(down)
-    _launch(weights, down, x.device, gated=False)
+    _launch(weights, down, x.device, min(grid, down.row_tiles), gated=False)
     return out
 
 
-def _arguments(
-    out: Tensor, x: Tensor, top_k: int, tokens: int, rows: int, row_tiles: int, columns: int
-) -> FewArguments:
-    return FewArguments(
+def _arguments(out: Tensor, x: Tensor, routes: Routes, sizes: tuple[int, int, int]) -> FewArguments:
+    """`sizes`: rows of an expert, the tiles that they make, and its columns."""
+    (tokens, top_k), (rows, row_tiles, columns) = routes.ids.shape, sizes
+    arguments = FewArguments(
         out=out.data_ptr(), x=x.data_ptr(), slope=1.0, tokens=tokens, top_k=top_k, rows=rows, columns=columns,
         tile_rows=_TILE, row_tiles=row_tiles, boxes=-(-columns // _BOX), ld_x=x.stride(0),
     )  # fmt: skip
+    fill_plan(arguments, routes)
+    return arguments
 
 
-def _launch(weights: ExpertWeights, few: FewArguments, device: torch.device, *, gated: bool) -> None:
+def _launch(weights: ExpertWeights, few: FewArguments, device: torch.device, grid: int, *, gated: bool) -> None:
     kind, columns = weights.kind, few.columns
     weight, scale, bias, factor = (
         (weights.gate_up, weights.gate_up_scale, weights.gate_up_bias, weights.gate_up_factor)
@@ -208,11 +146,10 @@ def _launch(weights: ExpertWeights, few: FewArguments, device: torch.device, *, 
     arguments = PackedArguments(
         few=few, weight=weight.data_ptr(), scales=cuda.address_of(scale), factor=cuda.address_of(factor),
         lines=lines_of(kind, columns, weights.group), next=weights.down.data_ptr() if gated else 0,
-        next_rows=weights.hidden if gated else 0,
+        next_rows=weights.hidden if gated else 0, ld_out=-(-few.rows // _BOX) * _BOX,
         group_shift=_WHOLE_ROWS if group == columns else group.bit_length() - 1,
     )  # fmt: skip
     space = shared_bytes(few.tokens, few.top_k, columns, arguments.lines, kind, gated=gated)
     name = f"{STEM}_{'gate_up' if gated else 'down'}_{kind}"
     chosen = cuda.kernel(STEM, ARCH, name, space, THREADS, device.index or 0)
-    jobs = few.row_tiles * (few.tokens * few.top_k if gated else 1)
-    cuda.launch(chosen, min(jobs, _CTAS * sm_count(device)), [arguments], device, pdl=pdl_on(device))
+    cuda.launch(chosen, grid, [arguments], device, pdl=pdl_on(device))
