@@ -91,14 +91,15 @@ def time_row(
     def ran(work: Work, seed: int, params: SamplingParams = params) -> Round:
         return run_round(loop, work, vocab, seed, params, len(adapters))
 
-    warm = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work
-    greedy = ran(warm, 1, GREEDY)
+    warm, touched = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work, list[ExpertsTouched | None]()
+    greedy = run_round(
+        loop, warm, vocab, 1, GREEDY, len(adapters), lambda: touched.append(experts_touched(executor))
+    )  # fmt: skip
     for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
         ran(warm, 1)
     before = loop.stats()
     timed = ran(work, 2)
     drafted = what_drafts_brought(before, loop.stats(), n) if executor.drafting is not None else None
-    touched = experts_touched(executor)
     prefill = min(ran(work.capped(1), 3 + i).wall for i in range(2))
     longest = max(work.outputs)
     row = Row(
@@ -113,7 +114,7 @@ def time_row(
         spread=timed.spread,
         verdict=UNCHECKED,
         peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
-        experts=touched,
+        experts=touched[0] if touched else None,
         drafted=drafted,
     )
     return row, greedy if params.temperature > 0.0 else timed

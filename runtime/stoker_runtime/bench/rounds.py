@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from stoker_runtime.engine.step_loop import StepLoop
@@ -77,11 +77,15 @@ def random_prompts(lengths: Iterable[int], vocab: int, seed: int) -> list[tuple[
 
 
 def run_together(
-    loop: StepLoop, requests: Iterable[Request], ends: Container[FinishReason | None] = (FinishReason.LENGTH,)
+    loop: StepLoop,
+    requests: Iterable[Request],
+    ends: Container[FinishReason | None] = (FinishReason.LENGTH,),
+    when_all_decode: Callable[[], None] | None = None,
 ) -> tuple[float, list[Sequence], list[float]]:
     """Submit all requests and run them to their ends: seconds of wall time, sequences, and when each ended.
 
-    Raises EngineError for a request that ends otherwise than `ends` say.
+    `when_all_decode` is called after a step of all of them, if there is one: where prompts take several steps, some
+    requests end earlier than others. Raises EngineError for a request that ends otherwise than `ends` say.
     """
     began = time.perf_counter()
     sequences = [loop.add(request) for request in requests]
@@ -89,6 +93,11 @@ def run_together(
     while loop.has_work:
         for sequence in loop.step().finished:
             finished[sequence.request.id] = time.perf_counter() - began
+        if when_all_decode is None or finished:
+            continue
+        if all(len(sequence.tokens) > sequence.prompt_length + 1 for sequence in sequences):
+            when_all_decode()
+            when_all_decode = None
     wall = time.perf_counter() - began
     for sequence in sequences:
         if sequence.finish not in ends:
@@ -102,11 +111,17 @@ def ended_otherwise(sequence: Sequence) -> EngineError:
 
 
 def run_round(
-    loop: StepLoop, work: Work, vocab: int, seed: int, params: SamplingParams = GREEDY, adapters: int = 0
+    loop: StepLoop,
+    work: Work,
+    vocab: int,
+    seed: int,
+    params: SamplingParams = GREEDY,
+    adapters: int = 0,
+    when_all_decode: Callable[[], None] | None = None,
 ) -> Round:
     """Submit all of `work` and run it to the end; tokens are chosen by `params`, each request with a seed of its own.
 
-    Request i has adapter i % `adapters` + 1, where there are any.
+    Request i has adapter i % `adapters` + 1, where there are any. `when_all_decode`: as of `run_together`.
 
     Raises:
         EngineError: a request ended early or with an error.
@@ -121,6 +136,7 @@ def run_round(
             )
             for i, (prompt, count) in enumerate(zip(prompts, work.outputs, strict=True))
         ),
+        when_all_decode=when_all_decode,
     )  # fmt: skip
     outputs = []
     for sequence, count in zip(sequences, work.outputs, strict=True):

@@ -21,7 +21,7 @@ WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 64)
 
 @dataclass(frozen=True, slots=True)
 class ExpertsTouched:
-    """Distinct experts that the last step of a round read, of `experts` a layer: a random router's say little if few.
+    """Distinct experts that a step read, of `experts` a layer: a random router's say little if few.
 
     `least`, `mean` and `most` are over the layers that have experts; `tokens` is how many the step had.
     """

@@ -36,17 +36,19 @@ def begin(config: EngineConfig) -> UploadAhead | None:
     # In-situ quantization never has the files' 16 bits on the device.
     if config.device == "cpu" or config.all_ranks > 1 or config.isq != "none":
         return None
-    ahead = UploadAhead(uploadable(config.model), lambda free, total: upload_room(config, free, total))
+    ahead = UploadAhead(uploadable(config.model), lambda *memory: upload_room(config, *memory))
     threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()
     return ahead
 
 
-def upload_room(config: EngineConfig, free: int, total: int) -> int:
-    """How many bytes of files may be on the device beside the weights made of them, which stay below all it may use."""
+def upload_room(config: EngineConfig, free: int, total: int, files: int) -> int:
+    """How many of so many bytes of `files` may be on the device beside the weights made of them: both stay below what of
+    its free bytes, and of all, may be used. Below zero where the weights alone do not.
+    """
     unused = int(total * (1 - config.gpu_memory_utilization))
     may_use = free - max(unused, int(config.gpu_memory_reserve_gb * GIB))
     # Weights become larger than their files in float32 alone: twice as large as the usual 16 bits.
-    return int(may_use * (0.3 if config.dtype == "float32" else 0.45))
+    return int(may_use * 0.9) - files * (2 if config.dtype == "float32" else 1)
 
 
 def weight_files(model: str) -> list[Path]:

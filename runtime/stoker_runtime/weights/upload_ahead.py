@@ -1,7 +1,8 @@
 """Brings files of weights to the GPU before anyone asks for them: while torch is imported, which takes seconds.
 
 Readers fill pinned buffers with pread and copy them into one block of device memory, chunk by chunk in the files'
-order. Whoever loads weights takes bytes from the block, waiting for those still on their way, and closes it.
+order, as far as there is room. Whoever loads weights takes bytes from the block, waiting for those still on their way,
+and closes it.
 
 Invariants: nothing here fails a start: what the block cannot give, for any reason, is read from the file, and `failure`
 says why. Bytes are given only once they are complete, and while the file is the one they came from. The block's size is
@@ -53,12 +54,15 @@ class Stamp(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An open file, where its first byte goes in the block, and the number of its first chunk among all."""
+    """An open file, where its first byte goes in the block, the number of its first chunk among all, and how many bytes
+    of it the block has room for.
+    """
 
     descriptor: int
     stamp: Stamp
     place: int
     first_chunk: int
+    length: int
 
 
 class Chunk(NamedTuple):
@@ -86,13 +90,14 @@ def is_same(file: Path, stamp: Stamp) -> bool:
 class UploadAhead:
     """The bytes of some files in one block of device memory, or on their way there."""
 
-    def __init__(self, files: list[Path], room: Callable[[int, int], int]) -> None:
-        """`room(free, total)` says how many bytes the block may take of the device's."""
+    def __init__(self, files: list[Path], room: Callable[[int, int, int], int]) -> None:
+        """`room(free, total, files)` says how many bytes the block may take of the device's, for files of so many."""
         self._files = files
         self._room = room
         self._driver: Driver | None = None
         self._block = 0
         self._size = 0
+        self._left = 0
         self._sources: dict[Path, Source] = {}
         self._waiting: deque[Chunk] = deque()
         self._complete: list[bool] = []
@@ -135,7 +140,7 @@ class UploadAhead:
         """Where `count` bytes from `offset` of `file` are on the device, complete; None to have them read."""
         self._decided.wait()
         source = self._sources.get(file)
-        if source is None or self.failure or not count:
+        if source is None or self.failure or not count or offset + count > source.length:
             return None
         if not is_same(file, source.stamp):
             self._fail(f"{file.name} has changed since it was uploaded")
@@ -162,9 +167,10 @@ class UploadAhead:
         """Which way the weights came, for the log."""
         if self.failure:
             return f"read from the files: {self.failure}"
+        rest = f", {self._left / GIB:.2f} GiB without room read from the files" if self._left else ""
         return (
             f"{self._size / GIB:.2f} GiB uploaded ahead in {self.seconds:.2f} s from {self.began_at:.2f} s on, "
-            f"{self.waited_seconds:.2f} s waited for"
+            f"{self.waited_seconds:.2f} s waited for{rest}"
         )
 
     def _reserve(self, driver: Driver, opened: ExitStack) -> None:
@@ -172,23 +178,28 @@ class UploadAhead:
         driver.enter()
         chunks: deque[Chunk] = deque()
         sources: dict[Path, Source] = {}
-        size = 0
+        stamps: list[tuple[Path, int, Stamp]] = []
         for file in self._files:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)
-            source = Source(descriptor, stamp_of(os.fstat(descriptor)), size, len(chunks))
-            sources[file] = source
-            end = source.stamp.size
-            for offset in range(0, end, CHUNK_BYTES):
-                chunks.append(Chunk(len(chunks), source, offset, min(CHUNK_BYTES, end - offset)))
-            size += -(-end // ALIGNMENT) * ALIGNMENT
-        if not chunks:
+            stamps.append((file, descriptor, stamp_of(os.fstat(descriptor))))
+        total = sum(stamp.size for *_, stamp in stamps)
+        if not total:
             raise DriverError("there are no safetensors")
+        room = max(0, self._room(*driver.memory(), total)) // PAGE_BYTES * PAGE_BYTES
+        size = 0
+        for file, descriptor, stamp in stamps:
+            fits = min(stamp.size, max(0, room - size))
+            length = fits if fits == stamp.size else fits // CHUNK_BYTES * CHUNK_BYTES
+            sources[file] = source = Source(descriptor, stamp, size, len(chunks), length)
+            for offset in range(0, length, CHUNK_BYTES):
+                chunks.append(Chunk(len(chunks), source, offset, min(CHUNK_BYTES, length - offset)))
+            size += -(-length // ALIGNMENT) * ALIGNMENT
+        if not chunks:
+            raise DriverError(f"{room / GIB:.2f} GiB beside the weights are allowed, of {total / GIB:.2f}")
         size = -(-size // PAGE_BYTES) * PAGE_BYTES
-        room = max(0, self._room(*driver.memory()))
-        if size > room:
-            raise DriverError(f"{size / GIB:.2f} GiB beside the weights are more than the {room / GIB:.2f} GiB allowed")
         self._block = driver.allocate(size)
+        self._left = total - sum(source.length for source in sources.values())
         self._driver, self._size, self._sources = driver, size, sources
         self._complete = [False] * len(chunks)
         self._waiting = chunks

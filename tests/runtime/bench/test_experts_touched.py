@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from stoker_runtime.bench.engine_mode import experts_touched
+from stoker_runtime.bench.engine_mode import experts_touched, time_row
 from stoker_runtime.bench.rounds import Work, run_round
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
@@ -49,6 +50,22 @@ def test_distinct_experts_of_the_last_step(config: EngineConfig) -> None:
     assert 3 <= together.least <= together.mean <= together.most <= 9
     assert mixture.counts.sum(1).tolist() == [0, 18, 18]
     assert together.mean == float((mixture.counts[1:] > 0).sum(1).float().mean())
+
+
+def test_a_row_says_what_a_step_of_all_requests_reads(config: EngineConfig) -> None:
+    """Prompts take several steps here, so that the last step has some of the requests alone."""
+    executor = build_executor(replace(config, max_num_batched_tokens=16))
+    try:
+        work = Work.fixed(6, 15, 20)
+        row, _ = time_row(executor, work, "key")
+        run_round(StepLoop(executor, executor.config), work, executor.vocab_size, seed=2)
+        last = experts_touched(executor)
+    finally:
+        executor.close()
+    assert row.experts is not None
+    assert last is not None
+    assert row.experts.tokens == 6
+    assert last.tokens < 6
 
 
 def test_info_counts_what_a_token_reads(config: EngineConfig) -> None:

@@ -61,18 +61,22 @@ def test_nothing_is_uploaded_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "free", "expected"),
+    ("fields", "free", "files", "expected"),
     [
-        ({"gpu_memory_utilization": 1.0}, 100, 45),
-        ({"gpu_memory_utilization": 0.5}, 100, 22.5),
-        ({"gpu_memory_utilization": 0.5}, 40, -4.5),
-        ({"gpu_memory_utilization": 1.0, "gpu_memory_reserve_gb": 20.0}, 100, 36),
-        ({"gpu_memory_utilization": 1.0, "dtype": "float32"}, 100, 30),
+        ({"gpu_memory_utilization": 1.0}, 100, 45, 45),
+        ({"gpu_memory_utilization": 1.0}, 100, 61, 29),
+        ({"gpu_memory_utilization": 0.5}, 100, 15, 30),
+        ({"gpu_memory_utilization": 0.5}, 40, 2, -11),
+        ({"gpu_memory_utilization": 1.0, "gpu_memory_reserve_gb": 20.0}, 100, 40, 32),
+        ({"gpu_memory_utilization": 1.0, "dtype": "float32"}, 100, 30, 30),
+        ({"gpu_memory_utilization": 1.0, "dtype": "float32"}, 100, 50, -10),
     ],
 )
-def test_files_leave_room_for_the_weights(fields: dict[str, float], free: int, expected: float) -> None:
+def test_files_leave_room_for_the_weights(
+    fields: dict[str, float], free: int, files: int, expected: float
+) -> None:  # fmt: skip
     config = EngineConfig(model="shape:tiny", **fields)  # type: ignore[arg-type]
-    assert head_start.upload_room(config, free * GIB, 100 * GIB) == pytest.approx(expected * GIB)
+    assert head_start.upload_room(config, free * GIB, 100 * GIB, files * GIB) == pytest.approx(expected * GIB)
 
 
 def test_a_failed_start_gives_back_what_was_brought() -> None:
@@ -84,7 +88,7 @@ def test_a_failed_start_gives_back_what_was_brought() -> None:
         assert ahead is not None
         raise ConfigError("it does not fit")
 
-    ahead = UploadAhead([], lambda free, total: 0)
+    ahead = UploadAhead([], lambda free, total, files: 0)
     closed: list[bool] = []
     ahead.close = lambda: closed.append(True)  # type: ignore[method-assign]
     socket: Any = Silent()

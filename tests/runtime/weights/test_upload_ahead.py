@@ -1,9 +1,10 @@
-"""Uploading ahead: the bytes of the files, all of them, or none and the reason."""
+"""Uploading ahead: the bytes of the files, as many as there is room for, or none and the reason."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def upload(files: list[Path], driver: HostDriver, room: int = 1 << 30) -> UploadAhead:
-    ahead = UploadAhead(files, lambda free, total: room)
+    ahead = UploadAhead(files, lambda free, total, files: room)
     ahead.run(lambda: driver)
     return ahead
 
@@ -66,7 +67,7 @@ def test_the_block_has_the_files_bytes(files: list[Path]) -> None:
 def test_a_taker_waits_for_its_bytes_alone(files: list[Path]) -> None:
     driver = HostDriver()
     driver.gate.clear()
-    ahead = UploadAhead(files, lambda free, total: 1 << 30)
+    ahead = UploadAhead(files, lambda free, total, files: 1 << 30)
     thread = threading.Thread(target=ahead.run, args=(lambda: driver,))
     thread.start()
     assert ahead.reserved == PAGE_BYTES
@@ -86,7 +87,7 @@ def test_a_taker_waits_for_its_bytes_alone(files: list[Path]) -> None:
 def test_closing_ends_an_upload_under_way(files: list[Path]) -> None:
     driver = HostDriver()
     driver.gate.clear()
-    ahead = UploadAhead(files, lambda free, total: 1 << 30)
+    ahead = UploadAhead(files, lambda free, total, files: 1 << 30)
     thread = threading.Thread(target=ahead.run, args=(lambda: driver,))
     thread.start()
     assert ahead.reserved
@@ -113,7 +114,7 @@ def test_a_driver_that_is_missing(files: list[Path]) -> None:
     def missing() -> HostDriver:
         raise DriverError("no CUDA driver")
 
-    ahead = UploadAhead(files, lambda free, total: 1 << 30)
+    ahead = UploadAhead(files, lambda free, total, files: 1 << 30)
     ahead.run(missing)
     assert (ahead.reserved, ahead.failure) == (0, "no CUDA driver")
 
@@ -123,8 +124,37 @@ def test_memory_that_is_too_small(room: int, files: list[Path]) -> None:
     driver = HostDriver()
     ahead = upload(files, driver, room)
     assert (ahead.reserved, driver.blocks) == (0, {})
-    assert "GiB allowed" in ahead.failure
+    assert "are allowed, of" in ahead.failure
     assert upload(files, driver, PAGE_BYTES).failure == ""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_has_no_room_is_left_to_the_files(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of each file begins the block; a range is given whole or not at all."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(upload_ahead, "PAGE_BYTES", 512)
+    files = [tmp_path / str(i) for i in range(draw.randint(1, 4))]
+    for file in files:
+        file.write_bytes(draw.randbytes(draw.choice([1, CHUNK, draw.randint(1, 9 * CHUNK)])))
+    total = sum(file.stat().st_size for file in files)
+    room = draw.randint(CHUNK + 512, total + 4096)
+    asked: list[int] = []
+    ahead = UploadAhead(files, lambda free, whole, all_files: asked.append(all_files) or room)
+    ahead.run(HostDriver)
+    assert (asked, ahead.failure) == ([total], "")
+    assert ahead.reserved <= room
+    given = 0
+    for file in files:
+        content = file.read_bytes()
+        there = next((n for n in range(len(content), 0, -1) if ahead.address(file, 0, n) is not None), 0)
+        given += there
+        assert not there or bytes_of(ahead, file, 0, there) == content[:there]
+        assert there == len(content) or ahead.address(file, there, 1) is None
+        assert there == len(content) or ahead.address(file, max(0, there - 2), 4) is None
+    assert given > 0
+    assert given == total or given > room - CHUNK - 512 * len(files) - upload_ahead.ALIGNMENT * len(files)
+    assert ("without room" in ahead.describe()) == (given < total)
+    ahead.close()
 
 
 def test_no_files_and_a_missing_one(files: list[Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ahead(path: Path, driver: HostDriver) -> UploadAhead:
-    ahead = UploadAhead(checkpoint_files(path), lambda free, total: free)
+    ahead = UploadAhead(checkpoint_files(path), lambda free, total, files: free)
     ahead.run(lambda: driver)
     return ahead
 
@@ -125,7 +125,7 @@ def test_the_gpu_gets_the_weights_of_the_files(
     source = read_source(str(path))
     spec, gpu = build_spec(source), torch.device("cuda")
     expected = load_weights(source, spec, gpu, torch.bfloat16, quantization)
-    ahead = UploadAhead(checkpoint_files(path), lambda free, total: free)
+    ahead = UploadAhead(checkpoint_files(path), lambda free, total, files: free)
     ahead.run(CudaDriver)
     assert ahead.failure == ""
     monkeypatch.setattr(copy_lanes, "Lane", lambda device: pytest.fail("nothing is read from the files"))
