@@ -42,8 +42,9 @@ def begin(config: EngineConfig) -> UploadAhead | None:
 
 
 def upload_room(config: EngineConfig, free: int, total: int, files: int) -> int:
-    """How many of so many bytes of `files` may be on the device beside the weights made of them: both stay below what may
-    be used of its free bytes, and of all. Below zero where the weights alone do not.
+    """How many of so many bytes of `files` may be on the device beside the weights made of them.
+
+    Both stay below what may be used of its free bytes, and of all. Below zero where the weights alone do not.
     """
     unused = int(total * (1 - config.gpu_memory_utilization))
     may_use = free - max(unused, int(config.gpu_memory_reserve_gb * GIB))
