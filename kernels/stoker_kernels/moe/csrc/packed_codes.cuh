@@ -23,9 +23,8 @@ struct PackedArguments {
   int group_shift;              // of INT4: the logarithm of a group's columns, 31 for whole rows
 };
 
-constexpr int PACKED_BOX = 256;         // columns that a warp multiplies with at a time
-constexpr int PACKED_TILE = 16;         // rows of a job: of gate-up eight of gate and of up
-constexpr int PACKED_MOST_TOKENS = 8;   // of an expert
+constexpr int PACKED_BOX = 256;  // columns, of which a part of a row has whole multiples; a warp takes half at a time
+constexpr int PACKED_TILE = 16;  // rows of a job: of gate-up eight of gate and of up
 
 __device__ __forceinline__ __nv_bfloat162 packed_pair(uint32_t bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
 __device__ __forceinline__ uint32_t packed_bits(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t*>(&pair); }

@@ -1,10 +1,11 @@
 // Experts' products for few tokens with weights in four bits, gate and up with their activation, and down with the weighted
 // sum: what decodes is bound by its instructions and by how long a warp waits, not by what a ring of bytes in flight brings.
 //
-// A warp takes a job, 16 rows of an expert and all their columns (of gate-up eight rows of gate and of up), or a part of
-// the columns of down. It reads codes from memory into registers, 256 columns ahead, makes bf16 of them and multiplies by
-// mma.sync, weights as A, the expert's tokens as B. Rows of x lie in shared memory in the order of codes in words: the eight
-// numbers of a word follow each other, and so do those of the four lanes that multiply with them at once.
+// A job is 16 rows of an expert, of gate-up eight of gate and of up. A warp takes it, or, where warps outnumber jobs, a part
+// of its columns. It reads codes from memory into registers, 128 columns ahead, makes bf16 of them and multiplies by
+// mma.sync, weights as A, the expert's tokens as B, and parts are added up in their order. Rows of x lie in shared memory in
+// the order of codes in words: the eight numbers of a word follow each other, and so do those of the four lanes that multiply
+// with them at once.
 // The expert's rows are asked for by a few bulk prefetches to L2, whole jobs each, as soon as it is known who is chosen: by
 // gate-up its own and, behind them, down's. Scales of a job are copied to shared memory before it.
 //
@@ -217,8 +218,9 @@ struct PackedExperts : FewPlan<gated, false> {
       if (gated) {
         Plan::read(real);
         if (warp == 0 && real) ask_for_rows();
+      } else if (real) {
+        bring_scales_of(warp);
       }
-      if (!gated && real) bring_scales_of(warp);
       bring_rows(real ? x_rows : 1);
       if (!gated || real) __syncthreads();
       if (gated) {
