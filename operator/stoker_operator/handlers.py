@@ -69,9 +69,12 @@ def registry(
     async def login(**context: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def service_changed(namespace: str | None, name: str, event: kopf.RawEvent, **_: Any) -> None:
-        if event["type"] == "DELETED" or news(event["object"]):
-            await enqueue((namespace or "", name))
+    def tells(event: kopf.RawEvent, **_: Any) -> bool:
+        return event["type"] == "DELETED" or news(event["object"])
+
+    # Most events are no news, and what kopf does for a handler is more than to ask whether they are.
+    @kopf.on.event(GROUP, VERSION, PLURAL, when=tells, registry=handlers)
+    async def service_changed(namespace: str | None, name: str, **_: Any) -> None:
+        await enqueue((namespace or "", name))
 
     return handlers

@@ -209,8 +209,7 @@ async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str,
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    words = await asyncio.gather(*(pods.word(address) for address in asked.values()))
-    return dict(zip(asked, words, strict=True))
+    return dict(zip(asked, await pods.words(list(asked.values())), strict=True))
 
 
 def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind, list[dict[str, Any]]]:

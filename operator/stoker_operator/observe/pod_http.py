@@ -8,8 +8,9 @@ Knows nothing of Kubernetes.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -78,16 +79,16 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
-    async def word(self, address: Address) -> str | None:
-        """What the engine there says is wrong, "" = nothing; None when nothing answers: an engine that hangs or is gone
-        does not. Asked twice, for a lost packet.
+    async def words(self, addresses: Sequence[Address]) -> list[str | None]:
+        """What the engines there say is wrong, each its own, "" = nothing; None of one that does not answer: an engine
+        that hangs or is gone does not. Each is asked twice, for a lost packet.
         """
-        for _ in range(2):
-            status, body = await self._ask("GET", f"{address.url}/ready", None, self._brief)
-            if status:
-                warnings = body.get("warnings")
-                return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
-        return None
+        if not addresses:
+            return []
+        # A session costs as much as a question; a second try is on a connection of its own.
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(timeout=self._brief, connector=connector) as session:
+            return await asyncio.gather(*(_word(session, address) for address in addresses))
 
     async def adapters(self, address: Address) -> tuple[AdapterReport, ...] | None:
         """What the engine there says of the adapters of its list; None when it does not answer, or follows no list."""
@@ -115,20 +116,34 @@ class PodClient:
     async def _ask(
         self, method: str, url: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
     ) -> tuple[int, dict[str, Any]]:
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout or self._timeout) as session,
-                session.request(method, url, json=body, ssl=NOT_VERIFIED) as answer,
-            ):
-                raw = await read_at_most(answer, _LARGEST_ANSWER)
-                status = answer.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return 0, {"error": f"{type(error).__name__} {error}".strip()}
-        try:
-            parsed = json.loads(raw)
-        except ValueError:
-            parsed = {"text": raw[:300].decode("utf-8", "replace")}
-        return status, parsed if isinstance(parsed, dict) else {"value": parsed}
+        async with aiohttp.ClientSession(timeout=timeout or self._timeout) as session:
+            return await _asked(session, method, url, body)
+
+
+async def _word(session: aiohttp.ClientSession, address: Address) -> str | None:
+    for _ in range(2):
+        status, body = await _asked(session, "GET", f"{address.url}/ready", None)
+        if status:
+            warnings = body.get("warnings")
+            return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
+    return None
+
+
+async def _asked(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
+) -> tuple[int, dict[str, Any]]:
+    """(status, JSON body); status 0 and why where nothing answered."""
+    try:
+        async with session.request(method, url, json=body, ssl=NOT_VERIFIED) as answer:
+            raw = await read_at_most(answer, _LARGEST_ANSWER)
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return 0, {"error": f"{type(error).__name__} {error}".strip()}
+    try:
+        parsed = json.loads(raw)
+    except ValueError:
+        parsed = {"text": raw[:300].decode("utf-8", "replace")}
+    return status, parsed if isinstance(parsed, dict) else {"value": parsed}
 
 
 def _error_code(body: Mapping[str, Any]) -> str:

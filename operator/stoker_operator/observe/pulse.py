@@ -56,18 +56,15 @@ class Pulse:
 
     async def _ask_some(self, pods: Sequence[Mapping[str, Any]], before: Mapping[str, str | None]) -> None:
         """Ask a few, tell whose words are others than `before`, and wait until the next ones may be asked."""
-        words = await asyncio.gather(*map(self._ask, pods))
-        for meta, word in zip((pod["metadata"] for pod in pods), words, strict=True):
+        addresses = {pod["metadata"]["uid"]: pod_address(pod, "http") for pod in pods}
+        reached = {uid: address for uid, address in addresses.items() if address is not None}
+        words = dict(zip(reached, await self._pods.words(list(reached.values())), strict=True))
+        for meta in (pod["metadata"] for pod in pods):
+            word = words.get(meta["uid"], "")  # nobody could be reached yet at one without an address
             self._words[meta["uid"]] = word
             if word != before.get(meta["uid"], ""):
                 await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
         await asyncio.sleep(len(pods) / A_SECOND)
-
-    async def _ask(self, pod: Mapping[str, Any]) -> str | None:
-        address = pod_address(pod, "http")
-        if address is None:
-            return ""  # nobody could be reached there yet
-        return await self._pods.word(address)
 
 
 def _counts(pod: Mapping[str, Any]) -> bool:

@@ -27,6 +27,8 @@ _QUIET = ("debug", "info", "warning")
 _LOG_TAIL = 2048
 # A container that ran so long is no crash loop: the kubelet forgets its back-off then, too.
 _STEADY = timedelta(minutes=10)
+# By number; those of real time have no names.
+_SIGNALS = {each.value: each.name for each in signal.Signals}
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
@@ -289,7 +291,7 @@ def _ending(ended: Object) -> str:
     code = int(ended.get("exitCode", 0))
     if not code:
         return "exit code 0, as one that is told to end because it failed its startup or liveness probe"
-    by = f" ({signal.Signals(code - 128).name})" if code - 128 in signal.valid_signals() else ""
+    by = f" ({_SIGNALS[code - 128]})" if code - 128 in _SIGNALS else ""
     return f"exit code {code}{by}{last}"
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,3 +120,23 @@ def test_whoever_calls_a_library_otherwise_says_that_no_tape_has_it() -> None:
     # The tape itself, and packing, which is done once at load.
     assert others == {"cpu_packed.py"}
     assert {"cpu_dot.py", "cpu_attention.py", "cpu.py", "compiled.py"} <= {path.name for path in callers}
+
+
+def test_a_user_without_a_name_has_tapes() -> None:
+    """As in a pod. torch's compiler asks for the name when it is imported, which a watch of what torch computes did."""
+    code = """
+        import os, pwd, sys
+        for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+            os.environ.pop(name, None)
+        def nameless(uid):
+            raise KeyError(uid)
+        pwd.getpwuid = nameless
+        import torch
+        from stoker_kernels.launch.compiled import Tape
+        kept, refused = Tape(), Tape()
+        kept.record(lambda: torch.empty(24).view(4, 6))
+        refused.record(lambda: torch.arange(5).long() + 1)
+        print(kept.bytes, kept.refusal, refused.refusal is not None, "torch._dynamo" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["96", "None", "True", "False"], done.stderr

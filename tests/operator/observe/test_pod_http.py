@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ async def test_a_pod_that_speaks_tls_is_asked_by_tls() -> None:
     try:
         address = pod_address(pod, "http")
         assert address is not None
-        assert await PodClient(5.0).word(address) == "a word"
+        assert await PodClient(5.0).words([address]) == ["a word"]
         assert await PodClient(5.0).complete(address, "m") == ""
         assert await load(PodClient(5.0), Observed(engine_pods=(pod,))) == 5
         del container["readinessProbe"]
@@ -240,7 +241,35 @@ async def test_what_a_pod_says_of_itself(case: tuple[int, Any, str | None]) -> N
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        assert await PodClient(5.0).word(Address("127.0.0.1", port)) == expected
+        assert await PodClient(5.0).words([Address("127.0.0.1", port)]) == [expected]
     finally:
         await runner.cleanup()
-    assert await PodClient(5.0).word(Address("127.0.0.1", port)) is None
+    assert await PodClient(5.0).words([Address("127.0.0.1", port)]) == [None]
+
+
+async def test_pods_are_asked_together_and_each_answers_for_itself() -> None:
+    """The first connection of each is lost; one of them never answers."""
+    tries: Counter[int] = Counter()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        port = writer.get_extra_info("sockname")[1]
+        tries[port] += 1
+        if tries[port] > 1:
+            body = b'{"warnings": ["from %d"]}' % port
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+        writer.close()
+
+    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(3)]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    servers[1].close()
+    await servers[1].wait_closed()
+    try:
+        said = await PodClient(5.0).words([Address("127.0.0.1", port) for port in ports])
+    finally:
+        for server in servers:
+            server.close()
+    assert said == [f"from {ports[0]}", None, f"from {ports[2]}"]
+    assert tries == {ports[0]: 2, ports[2]: 2}
+    assert await PodClient(5.0).words([]) == []

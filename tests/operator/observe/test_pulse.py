@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, *pods: Object) -> None:
         self.pods, self.dead = list(pods), set[str]()
-        self.words: dict[str, str] = {}
+        self.said: dict[str, str] = {}
         self.asked: list[str] = []
         self.told: list[tuple[str, str]] = []
         self.pulse = Pulse(cast(Mirror, self), cast(PodClient, self), self.add)
@@ -39,9 +39,9 @@ class World:
         for item in tuple(self.pods):
             yield item
 
-    async def word(self, address: Address) -> str | None:
-        self.asked.append(address.ip)
-        return None if address.ip in self.dead else self.words.get(address.ip, "")
+    async def words(self, addresses: Sequence[Address]) -> list[str | None]:
+        self.asked += [address.ip for address in addresses]
+        return [None if address.ip in self.dead else self.said.get(address.ip, "") for address in addresses]
 
     async def add(self, key: tuple[str, str]) -> None:
         self.told.append(key)
@@ -65,12 +65,12 @@ async def test_silence_is_told_once_and_so_is_its_end() -> None:
 
 async def test_what_a_pod_says_is_told_once() -> None:
     world = World(pod("a"), pod("b"))
-    world.words["ip-a"] = "no key"
+    world.said["ip-a"] = "no key"
     assert await world.round() == [("ns", "of-a")]
     assert await world.round() == []
-    world.words["ip-a"] = "no key at all"
+    world.said["ip-a"] = "no key at all"
     assert await world.round() == [("ns", "of-a")]
-    world.words.clear()
+    world.said.clear()
     assert await world.round() == [("ns", "of-a")]
 
 

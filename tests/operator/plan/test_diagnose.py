@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -296,3 +297,14 @@ def test_the_newest_verification_counts() -> None:
     ]
     assert verify_failure(pods) == (FetchFailure("ChecksumMismatch", "m"), "2026-01-02T00:00:00Z")
     assert verify_failure([pod(verify={"state": ended(0)})]) is None
+
+
+@pytest.mark.parametrize("code", range(1, 256))
+def test_any_exit_code_can_be_told(code: int) -> None:
+    """Codes of real-time signals, too: those have no names."""
+    found = trouble_of(pod(engine=running(1, last=ended(code, **AN_HOUR)), unready_since=CRASHED))
+    assert found is not None
+    assert f"ended with exit code {code}" in found.said
+    names = {136: "SIGFPE", 139: "SIGSEGV", 152: "SIGXCPU"}
+    assert code not in names or f"exit code {code} ({names[code]})." in found.said
+    assert ("(SIG" in found.said) == (code in {128 + number for number in signal.Signals})

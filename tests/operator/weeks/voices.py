@@ -8,7 +8,7 @@ Knows nothing of how the operator decides.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -53,8 +53,8 @@ class Voices(PodClient):
         pod = self._machines.at(address.ip)
         return pod if pod is not None and self._machines.answers(pod) else None
 
-    async def word(self, address: Address, *, within: float = 0.0) -> str | None:
-        return "" if self._pod(address) is not None else None
+    async def words(self, addresses: Sequence[Address]) -> list[str | None]:
+        return ["" if self._pod(address) is not None else None for address in addresses]
 
     async def complete(self, address: Address, model: str) -> str:
         return "" if self._pod(address) is not None else "no answer"
