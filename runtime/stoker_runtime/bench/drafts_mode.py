@@ -5,9 +5,10 @@ the time of a step is that of the round, less the same round with one token, ove
 with drafts and without, at the engine's own pace, by each way to draft that is named, n-grams and suffixes where none
 is. A real model continues real source text (`--text`, Python's own modules by default): a copy of what its prompt holds
 ("copied"), a copy with a name changed ("renamed"), lines picked from a listing ("extracted"), and text that nothing in
-the prompt foretells ("new"). Every model gets random prompts. Both sides get the same prompts. A text that is another
-one with drafts is checked against the reference, as `stoker bench engine` checks: rounding may choose between two
-tokens, and a batch-invariant engine may not even do that.
+the prompt foretells ("new"). Every model gets random prompts, and draws text of them that nothing at all foretells
+("drawn"). Both sides get the same prompts. A text that is another one with drafts is checked against the reference, as
+`stoker bench engine` checks: rounding may choose between two tokens, and a batch-invariant engine may not even do that.
+Of drawn texts it is said how many are the same.
 Invariants: the step loop measured is the one that serves; an engine is gone before the next one is made, each of which
 takes all of a device. Knows nothing of how drafts are found.
 """
@@ -40,12 +41,14 @@ from stoker_runtime.executor.executor import Executor
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.ranks.build import build_executor
-from stoker_runtime.request import Request
+from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.text.tokenizer import Tokenizer
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 5, "prompt_lookup_min": 2}'
 SUFFIX = '{"method": "suffix"}'
-RANDOM = "random"
+RANDOM, DRAWN = "random", "drawn"
+DRAWN_TEMPERATURE = 2.0
+"""At which text has no order that drafts could find."""
 ROUNDS = 3
 COSTED_INPUT, COSTED_OUTPUT = 128, 128
 """Tokens, at most, of the prompts and texts by which steps are timed."""
@@ -76,10 +79,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Prompts of one kind, all submitted together."""
+    """Prompts of one kind, all submitted together, and how tokens are chosen."""
 
     kind: str
     prompts: tuple[Prompt, ...]
+    params: SamplingParams = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +145,13 @@ class Timed:
     outputs: tuple[Prompt, ...]
 
 
-def run(loop: StepLoop, prompts: Sequence[Prompt], count: int) -> Timed:
-    """`count` tokens of each prompt, all submitted together. Raises EngineError for a request that fails."""
-    before, asked = loop.stats(), replace(GREEDY, max_tokens=count)
-    seconds, sequences, _ = run_together(loop, (Request(str(i), prompt, asked) for i, prompt in enumerate(prompts)))
+def run(loop: StepLoop, prompts: Sequence[Prompt], count: int, params: SamplingParams = GREEDY) -> Timed:
+    """`count` tokens of each prompt, all submitted together, each with a seed of its own. Raises EngineError for a
+    request that fails.
+    """
+    before, asked = loop.stats(), [replace(params, max_tokens=count, seed=i) for i in range(len(prompts))]
+    pairs = zip(prompts, asked, strict=True)
+    seconds, sequences, _ = run_together(loop, (Request(str(i), *pair) for i, pair in enumerate(pairs)))
     after = loop.stats()
     return Timed(
         seconds, after.steps - before.steps, after.drafts - before.drafts, after.draft_tokens - before.draft_tokens,
@@ -191,7 +198,7 @@ def timed_cases(executor: Executor, cases: Sequence[Case], output_len: int) -> l
     """The median round of each case, one more before."""
     loop, found = StepLoop(executor, executor.config), []
     for case in cases:
-        timed = [run(loop, case.prompts, output_len) for _ in range(ROUNDS + 1)][1:]
+        timed = [run(loop, case.prompts, output_len, case.params) for _ in range(ROUNDS + 1)][1:]
         found.append(sorted(timed, key=lambda each: each.seconds)[ROUNDS // 2])
     return found
 
@@ -226,12 +233,12 @@ def with_drafts(
 
 
 def gain(executor: Executor, case: Case, off: Timed, on: Timed) -> Gain:
-    """What drafts brought for a case; texts that they changed are checked."""
+    """What drafts brought for a case; greedy texts that they changed are checked."""
     n, config = len(case.prompts), executor.config
     texts = zip(case.prompts, off.outputs, on.outputs, strict=True)
     changed = [(prompt, drafted) for prompt, plain, drafted in texts if plain != drafted]
     verdict = UNCHECKED
-    if config.ranks == 1:  # of several, each has a part of the weights
+    if config.ranks == 1 and case.params == GREEDY:  # of several, each has a part of the weights
         decoder, few = executor.decoder, changed[:VERIFIED_PROMPTS]
         tolerance = default_tolerance(config)
         verdict = verify_greedy(decoder.spec, decoder.weights, few, tolerance, executor.max_model_len)
@@ -268,8 +275,15 @@ def flags() -> argparse.ArgumentParser:
 
 
 def cases_of(args: argparse.Namespace, config: EngineConfig, ns: Sequence[int], vocab: int) -> list[Case]:
-    """Random prompts, and of a real model those of every kind, for each N. Raises ConfigError for too short a text."""
-    cases = [Case(RANDOM, tuple(random_prompts([args.input_len] * n, vocab, n))) for n in ns]
+    """Random prompts, text drawn after them, and of a real model that of every kind, for each N. Raises ConfigError for
+    too short a text.
+    """
+    drawn = replace(GREEDY, temperature=DRAWN_TEMPERATURE)
+    cases = [
+        Case(kind, tuple(random_prompts([args.input_len] * n, vocab, n)), params)
+        for kind, params in ((RANDOM, GREEDY), (DRAWN, drawn))
+        for n in ns
+    ]
     if args.model:
         tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)
         for kind in KINDS:
