@@ -298,3 +298,4 @@ async def test_many_pods_do_not_wait_for_one_another() -> None:
     finally:
         await runner.cleanup()
     assert said == ["a word"] * count
+    assert asked == count, "some were given up and asked again"
