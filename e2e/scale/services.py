@@ -7,6 +7,7 @@ Knows nothing of how pods are simulated and of the operator's counters.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from stoker_operator.cluster import kinds
@@ -35,14 +36,15 @@ async def create(cluster: Cluster, count: int, pods: int) -> None:
 
 
 async def change(cluster: Cluster, count: int) -> None:
-    """Roll out another argument of some services."""
+    """Roll out another argument of some services: one that no earlier run over the same state gave them."""
+    queued = str(100 + int(time.time()) % 100_000)
 
     async def one(number: int) -> None:
         name = f"service-{number}"
         there = await cluster.get(kinds.INFERENCE_SERVICE, f"scale-{number % NAMESPACES}", name)
         if there is None:
             raise SystemExit(f"{name} is gone")
-        changed = there["spec"] | {"runtime": {"args": ["--max-queued", "99"]}}
+        changed = there["spec"] | {"runtime": {"args": ["--max-queued", queued]}}
         await cluster.replace(kinds.INFERENCE_SERVICE, there | {"spec": changed})
 
     await asyncio.gather(*(one(number) for number in range(count)))

@@ -85,8 +85,9 @@ class PodClient:
         """
         if not addresses:
             return []
-        # A session costs as much as a question; a second try is on a connection of its own.
-        connector = aiohttp.TCPConnector(force_close=True)
+        # One session, which costs a third of a question. Nobody waits for the answers of others, and a second try is on
+        # a connection of its own.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(timeout=self._brief, connector=connector) as session:
             return await asyncio.gather(*(_word(session, address) for address in addresses))
 

@@ -273,3 +273,29 @@ async def test_pods_are_asked_together_and_each_answers_for_itself() -> None:
     assert said == [f"from {ports[0]}", None, f"from {ports[2]}"]
     assert tries == {ports[0]: 2, ports[2]: 2}
     assert await PodClient(5.0).words([]) == []
+
+
+async def test_many_pods_do_not_wait_for_one_another() -> None:
+    """None of them answers before all were asked."""
+    count, everybody = 137, asyncio.Event()
+    asked = 0
+
+    async def ready(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == count:
+            everybody.set()
+        await everybody.wait()
+        return web.json_response({"warnings": ["a word"]})
+
+    app = web.Application()
+    app.add_routes([web.get("/ready", ready)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=256).start()
+    try:
+        said = await PodClient(5.0).words([Address("127.0.0.1", runner.addresses[0][1])] * count)
+    finally:
+        await runner.cleanup()
+    assert said == ["a word"] * count
+    assert asked == count, "some were given up and asked again"
