@@ -37,9 +37,13 @@ ENDS = [257, VOCAB + 741]
 
 
 class Script:
-    """A socket whose client sends these messages, and `Stop` once each of `handles` has its answer."""
+    """A socket whose client sends these messages, and `Stop` once each of `handles` has its answer and the loop is idle.
 
-    def __init__(self, sent: list[bytes], handles: set[int]) -> None:
+    An odd message may be a request like any other.
+    """
+
+    def __init__(self, loop: StepLoop, sent: list[bytes], handles: set[int]) -> None:
+        self._loop = loop
         self._sent = deque(sent)
         self._open = set(handles)
         self._stopped = False
@@ -47,7 +51,7 @@ class Script:
         self.finished: dict[int, str] = {}
 
     def poll(self, timeout: int) -> bool:
-        if not self._sent and not self._open and not self._stopped:
+        if not (self._sent or self._open or self._stopped or self._loop.has_work):
             self._stopped = True
             self._sent.append(encode(Stop()))
         return bool(self._sent)
@@ -93,7 +97,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StepLoop]:
 
 def answers(loop: StepLoop, sent: list[bytes], handles: set[int]) -> Script:
     """What a client that sends `sent` hears, until all of `handles` have ended."""
-    script = Script(sent, handles)
+    script = Script(loop, sent, handles)
     EngineCore(loop, script).run()  # type: ignore[arg-type]
     assert not loop.has_work
     loop.scheduler.check()
@@ -205,7 +209,7 @@ class Slow(Script):
 
 def test_what_runs_goes_on_while_many_requests_are_read(loop: StepLoop, alone: list[int]) -> None:
     handles = range(random.randrange(40, 60))
-    script = Slow([encode(Add(handle, GOOD)) for handle in handles], set(handles))
+    script = Slow(loop, [encode(Add(handle, GOOD)) for handle in handles], set(handles))
     EngineCore(loop, script).run()  # type: ignore[arg-type]
     assert script.steps_between > 3
     assert all(script.tokens(handle) == alone for handle in handles)
