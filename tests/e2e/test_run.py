@@ -122,7 +122,9 @@ def test_an_interrupt_reaches_the_command_and_is_waited_for(tmp_path: Path) -> N
     """As Ctrl-C does: the command clears up before the run ends."""
     cleared = tmp_path / "cleared"
     inner = (
-        f"import time\ntry:\n    print('up', flush=True); time.sleep(600)\nfinally:\n    open({str(cleared)!r}, 'w')"
+        # Who runs in a shell's background begins with interrupts ignored.
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"try:\n    print('up', flush=True); time.sleep(600)\nfinally:\n    open({str(cleared)!r}, 'w')"
     )
     outer = (
         "import signal, sys\nfrom e2e import run\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n"

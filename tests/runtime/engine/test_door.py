@@ -37,7 +37,7 @@ ENDS = [257, VOCAB + 741]
 
 
 class Script:
-    """A socket whose client sends these messages, and `Stop` once each of `handles` has its answer and the loop is idle.
+    """A socket whose client sends these messages, and `Stop` once all `handles` have answers and the loop is idle.
 
     An odd message may be a request like any other.
     """
