@@ -96,8 +96,21 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "shared memory" in str(sm90_packed.refusal(x, routes, weights, None))
 
 
+def test_wide_rows_of_few_jobs(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer jobs than CTAs, and more boxes of columns than warps: a CTA's warps share one job at the most."""
+    seed = random.randrange(1 << 20)
+    print(f"seed {seed}")
+    weights = drawn_weights("nvfp4", 2, 32, 32 * random.Random(seed).randint(130, 150), seed, bias=True)
+    Machine(library, monkeypatch, 3, seed)
+    x = torch.randn(1, weights.hidden, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    routes, out = routes_of(1, 1, 2, seed, 0.0), torch.empty_like(x)
+    sm90_packed.experts(x, routes, weights, out)
+    expected = reference.experts(x, routes, weights)
+    assert float((out.float() - expected.float()).norm()) <= 8e-3 * float(expected.float().norm())
+
+
 @pytest.mark.parametrize(
-    ("jobs", "columns", "parts"), [(1, 2880, 8), (4, 2880, 2), (3, 480, 2), (8, 768, 1), (0, 96, 1)]
+    ("jobs", "columns", "parts"), [(1, 2880, 8), (4, 2880, 2), (3, 480, 2), (8, 768, 1), (0, 96, 1), (0, 7040, 8)]
 )
 def test_every_warp_has_a_part(jobs: int, columns: int, parts: int) -> None:
     assert sm90_packed.parts_of(jobs, columns) == parts

@@ -51,9 +51,11 @@ def lines_of(kind: ExpertKind, columns: int, group: int) -> int:
 
 
 def parts_of(jobs: int, columns: int) -> int:
-    """Into how many parts so many jobs' columns are cut, so that every warp of a CTA has one."""
-    parts = 1
-    while jobs * parts < _WARPS and 2 * parts <= -(-columns // _BOX):
+    """Into how many parts so many jobs' columns are cut, so that every warp of a CTA has one: no more than there are warps,
+    which divide by it.
+    """
+    parts, most = 1, min(_WARPS, -(-columns // _BOX))
+    while jobs * parts < _WARPS and 2 * parts <= most:
         parts *= 2
     return parts
 
