@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,17 +29,22 @@ def compiled_kernels(folder: Path) -> ctypes.CDLL:
 class Machine:
     """A device of `sms` SMs, whose warps, CTAs and copies run at speeds by `seed`."""
 
+    host: ModuleType = sm90_few
+    kinds = KINDS
+    entry = "few_experts"
+
     def __init__(self, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, sms: int, seed: int) -> None:
         self.library, self.seed = library, seed
         monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
-        monkeypatch.setattr(sm90_few, "sm_count", lambda _: sms)
+        monkeypatch.setattr(self.host, "sm_count", lambda _: sms)
         sm90_few._map.cache_clear()  # by address
 
     def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        kind, gated = next(kind for kind in KINDS if name.endswith(kind)), "gate_up" in name
-        return cuda.Kernel(name, (KINDS.index(kind), int(gated)), shared_bytes, threads)
+        kind, gated = next(kind for kind in self.kinds if name.endswith(kind)), "gate_up" in name
+        return cuda.Kernel(name, (self.kinds.index(kind), int(gated)), shared_bytes, threads)
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool) -> None:
-        self.library.few_experts(*kernel.handle, grid, self.seed, *(ctypes.byref(each) for each in arguments))
+        run = getattr(self.library, self.entry)
+        run(*kernel.handle, grid, self.seed, *(ctypes.byref(each) for each in arguments))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, Plan, Routes
-from stoker_kernels.moe.hopper import sm90_grouped
+from stoker_kernels.moe.hopper import operands, sm90_grouped
 
 KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
 
@@ -51,7 +51,7 @@ class Machine:
         sm90_grouped._weight_map.cache_clear()  # by address
 
     def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        assert shared_bytes <= sm90_grouped._SHARED_LIMIT
+        assert shared_bytes <= operands.SHARED_LIMIT
         which = next(i for i, kind in enumerate(KINDS) if kind in name)
         return cuda.Kernel(name, (which, int("gate_up" in name)), shared_bytes, threads)
 

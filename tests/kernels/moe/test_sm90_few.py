@@ -55,6 +55,17 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> 
     return Routes(chosen, weights, plan_of(chosen, experts, drawn))
 
 
+def drawn_rows(
+    tokens: int, hidden: int, seed: int, *, with_shared: bool, with_gate: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """x, whose rows do not follow each other, what is shared and its gate, and room for the result."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden + 8, generator=generator).bfloat16()[:, :hidden]
+    shared = torch.randn(tokens, hidden, generator=generator).bfloat16() if with_shared else None
+    gate = torch.randn(tokens, 1, generator=generator).bfloat16() if with_gate else None
+    return x, shared, gate, torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
@@ -85,12 +96,8 @@ def test_experts_give_the_weighted_sum(
     weights = random_experts(experts, ffn, hidden, torch.bfloat16, CPU, bias=biased, seed=seed)
     weights = quantize_experts(weights, kind)  # type: ignore[arg-type]
     Machine(library, monkeypatch, sms, seed)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, hidden + 8, generator=generator).bfloat16()[:, :hidden]
-    shared = torch.randn(tokens, hidden, generator=generator).bfloat16() if top_k > 1 else None
-    gate = torch.randn(tokens, 1, generator=generator).bfloat16() if top_k > 2 else None
+    x, shared, gate, out = drawn_rows(tokens, hidden, seed, with_shared=top_k > 1, with_gate=top_k > 2)
     routes = routes_of(tokens, top_k, experts, seed, idle)
-    out = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16)
     way = "clamped" if clamped else "silu"
     sm90_few.experts(x, routes, weights, out, activation=way, limit=0.8, shared=shared, shared_gate=gate)
     if kind == "dense":
@@ -150,7 +157,7 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rows have" in str(sm90_few.refusal(x.t().contiguous().t(), routes, weights, None))
     odd = random_experts(4, 44, 80, torch.bfloat16, CPU)
     assert "44" in str(sm90_few.refusal(x, routes, odd, None))
-    monkeypatch.setattr(sm90_few, "SHARED_LIMIT", 60_000)
+    monkeypatch.setattr(operands, "SHARED_LIMIT", 60_000)
     assert "shared memory" in str(sm90_few.refusal(x, routes, weights, None))
 
 

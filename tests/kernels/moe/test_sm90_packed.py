@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.kernels.moe.oracle import random_experts
 from tests.kernels.moe.packed_machine import Machine, compiled_kernels
-from tests.kernels.moe.test_sm90_few import CPU, plan_of, routes_of
+from tests.kernels.moe.test_sm90_few import CPU, drawn_rows, plan_of, routes_of
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertWeights, Routes, quantize_experts, reference
@@ -52,13 +52,9 @@ def test_experts_give_the_weighted_sum(
     ffn, hidden = 32 * draw.randint(1, 12), 32 * draw.randint(1, 20)
     weights = drawn_weights(kind, experts, ffn, hidden, seed, bias=case % 2 == 0)
     Machine(library, monkeypatch, sms, seed)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, hidden + 8, generator=generator).bfloat16()[:, :hidden]
-    shared = torch.randn(tokens, hidden, generator=generator).bfloat16() if case % 3 else None
-    gate = torch.randn(tokens, 1, generator=generator).bfloat16() if case % 3 == 2 else None
+    x, shared, gate, out = drawn_rows(tokens, hidden, seed, with_shared=case % 3 > 0, with_gate=case % 3 == 2)
     routes = routes_of(tokens, top_k, experts, seed, draw.choice([0.0, 0.25]))
     assert sm90_packed.refusal(x, routes, weights, shared) is None
-    out = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16)
     way = draw.choice(["clamped", "silu"])
     sm90_packed.experts(x, routes, weights, out, activation=way, limit=0.8, shared=shared, shared_gate=gate)
     expected = reference.experts(
@@ -92,7 +88,7 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "9 tokens" in str(sm90_packed.refusal(torch.randn(9, 160).bfloat16(), routes, weights, None))
     odd = quantize_experts(random_experts(4, 192, 384, torch.bfloat16, CPU), "int4", 96)
     assert "96" in str(sm90_packed.refusal(torch.randn(3, 384).bfloat16(), routes, odd, None))
-    monkeypatch.setattr(sm90_packed, "SHARED_LIMIT", 6_000)
+    monkeypatch.setattr(operands, "SHARED_LIMIT", 6_000)
     assert "shared memory" in str(sm90_packed.refusal(x, routes, weights, None))
 
 

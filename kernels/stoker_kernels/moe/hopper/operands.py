@@ -13,6 +13,7 @@ from stoker_kernels.launch.dispatch import sm_of
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights
 
 KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
+SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 def operands_refusal(
@@ -32,3 +33,24 @@ def operands_refusal(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         return "rows have to be contiguous and start on multiples of 16 bytes, unlike rows of x"
     return None
+
+
+def few_refusal(
+    x: Tensor, weights: ExpertWeights, shared: Tensor | None, most: int, kinds: tuple[ExpertKind, ...] = KINDS
+) -> str | None:
+    """The same of kernels for up to `most` tokens, which add what is shared."""
+    reason = operands_refusal(x, weights, shared, kinds)
+    if reason is not None:
+        return reason
+    if not 0 < x.shape[0] <= most:
+        return f"{x.shape[0]} tokens are not 1 to {most}"
+    if shared is not None and shared.stride(1) != 1:
+        return "rows of what is shared have to be contiguous"
+    return None
+
+
+def room_refusal(room: int, tokens: int, top_k: int, ffn: int) -> str | None:
+    """None where a CTA may have so many bytes of shared memory, else why not."""
+    if room <= SHARED_LIMIT:
+        return None
+    return f"{tokens} tokens of {top_k} experts of width {ffn} need {room} bytes of shared memory"

@@ -19,7 +19,7 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.hopper.operands import operands_refusal
+from stoker_kernels.moe.hopper.operands import few_refusal, room_refusal
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes, Routing
 
 STEM, ARCH = "sm90_few_experts", "sm_90a"
@@ -31,7 +31,6 @@ _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of dow
 _BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}
 _BOXES = 2  # of 128 bytes a row in a stage
 _RING, _BARRIERS, _PITCH = 65_536, 256, 20
-SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 class FewArguments(ctypes.Structure):
@@ -121,6 +120,18 @@ def fill_plan(arguments: FewArguments, routes: Routes) -> None:
     arguments.num_tiles = plan.tiles.shape[0]
 
 
+def fill_activation(arguments: FewArguments, activation: ExpertActivation, limit: float) -> None:
+    """How gate-up opens."""
+    clamped = activation == "clamped"
+    arguments.limit, arguments.clamped, arguments.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
+
+
+def fill_shared(arguments: FewArguments, shared: Tensor | None, shared_gate: Tensor | None) -> None:
+    """What down adds."""
+    arguments.shared, arguments.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
+    arguments.ld_shared = 0 if shared is None else shared.stride(0)
+
+
 def fill_choice(
     arguments: FewArguments, logits: Tensor, routing: Routing, bias: Tensor | None, slot_mapping: Tensor | None,
     counts: Tensor | None,
@@ -137,20 +148,14 @@ def fill_choice(
 
 def _shapes_refusal(x: Tensor, top_k: int, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     tokens = x.shape[0]
-    reason = operands_refusal(x, weights, shared)
+    reason = few_refusal(x, weights, shared, MOST_TOKENS)
     if reason is not None:
         return reason
-    if not 0 < tokens <= MOST_TOKENS:
-        return f"{tokens} tokens are not 1 to {MOST_TOKENS}"
-    if shared is not None and shared.stride(1) != 1:
-        return "rows of what is shared have to be contiguous"
     room = max(
         shared_bytes(tokens, top_k, weights.hidden, weights.kind, gated=True),
         shared_bytes(tokens, top_k, weights.ffn, weights.kind, gated=False),
     )
-    if room > SHARED_LIMIT:
-        return f"{tokens} tokens of {top_k} experts of width {weights.ffn} need {room} bytes of shared memory"
-    return cuda.missing_cubin(STEM, ARCH)
+    return room_refusal(room, tokens, top_k, weights.ffn) or cuda.missing_cubin(STEM, ARCH)
 
 
 def experts(
@@ -202,18 +207,16 @@ def _run(
     """`chosen` fills in the choice, or what it is made from."""
     tokens, ffn, hidden, device = x.shape[0], weights.ffn, weights.hidden, x.device
     inner = torch.empty((tokens * top_k, ffn), dtype=x.dtype, device=device)
-    clamped = activation == "clamped"
     gate_up = _arguments(inner, x, top_k, tokens, (ffn, hidden, _GATE_ROWS, _boxes(hidden, weights.kind)))
     gate_up.scale, gate_up.bias = cuda.address_of(weights.gate_up_scale), cuda.address_of(weights.gate_up_bias)
     gate_up.whole = int(tokens in WHOLE_ROWS)
-    gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
+    fill_activation(gate_up, activation, limit)
     chosen(gate_up)
     _launch(weights, gate_up, device, gated=True)
     sizes = (hidden, ffn, down_rows(hidden, sm_count(device)), _boxes(ffn, weights.kind))
     down = _arguments(out, inner, top_k, tokens, sizes)
     down.scale, down.bias = cuda.address_of(weights.down_scale), cuda.address_of(weights.down_bias)
-    down.shared, down.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
-    down.ld_shared = 0 if shared is None else shared.stride(0)
+    fill_shared(down, shared, shared_gate)
     chosen(down)
     _launch(weights, down, device, gated=False)
     return out

@@ -31,7 +31,6 @@ ROWS = 256  # of a weight in a tile: of gate and of up half as many each
 THREADS = 3 * 128
 MOST_EXPERTS = 2048
 _STAGES = 4  # of 128 bytes of rows of x and of the weight
-_SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 class GroupedArguments(ctypes.Structure):

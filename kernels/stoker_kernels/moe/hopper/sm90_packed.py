@@ -17,11 +17,11 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.hopper.operands import operands_refusal
-from stoker_kernels.moe.hopper.sm90_few import SHARED_LIMIT, THREADS, FewArguments, fill_plan
+from stoker_kernels.moe.hopper.operands import few_refusal, room_refusal
+from stoker_kernels.moe.hopper.sm90_few import THREADS, FewArguments, fill_activation, fill_plan, fill_shared
 from stoker_kernels.moe.layouts.int4 import columns_of, groups_of
 from stoker_kernels.moe.steps import steps_of
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes
+from stoker_kernels.moe.types import ExpertActivation, ExpertKind, ExpertWeights, Routes
 from stoker_kernels.quant import FP4_BLOCKS
 
 STEM, ARCH = "sm90_packed_experts", "sm_90a"
@@ -51,9 +51,7 @@ def lines_of(kind: ExpertKind, columns: int, group: int) -> int:
 
 
 def parts_of(jobs: int, columns: int) -> int:
-    """Into how many parts so many jobs' columns are cut, so that every warp of a CTA has one: no more than there are warps,
-    which divide by it.
-    """
+    """Into how many parts so many jobs' columns are cut, so that every warp of a CTA has one, if there are no more."""
     parts, most = 1, min(_WARPS, -(-columns // _BOX))
     while jobs * parts < _WARPS and 2 * parts <= most:
         parts *= 2
@@ -73,14 +71,10 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA"
-    tokens, sizes = x.shape[0], ((weights.hidden, True), (weights.ffn, False))
-    reason = operands_refusal(x, weights, shared, KINDS)
+    (tokens, top_k), sizes = routes.ids.shape, ((weights.hidden, True), (weights.ffn, False))
+    reason = few_refusal(x, weights, shared, MOST_TOKENS, KINDS)
     if reason is not None:
         return reason
-    if not 0 < tokens <= MOST_TOKENS:
-        return f"{tokens} tokens are not 1 to {MOST_TOKENS}"
-    if shared is not None and shared.stride(1) != 1:
-        return "rows of what is shared have to be contiguous"
     if any(columns % 32 for columns, _ in sizes):
         return f"rows of {weights.ffn} and {weights.hidden} columns are no whole blocks of 32"
     for columns, _ in sizes if weights.kind == "int4" else ():
@@ -90,10 +84,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     room = 0
     for columns, gated in sizes:
         lines = lines_of(weights.kind, columns, weights.group)
-        room = max(room, shared_bytes(tokens, routes.ids.shape[1], columns, lines, weights.kind, gated=gated))
-    if room > SHARED_LIMIT:
-        return f"{tokens} tokens of experts of width {weights.ffn} need {room} bytes of shared memory"
-    return cuda.missing_cubin(STEM, ARCH)
+        room = max(room, shared_bytes(tokens, top_k, columns, lines, weights.kind, gated=gated))
+    return room_refusal(room, tokens, top_k, weights.ffn) or cuda.missing_cubin(STEM, ARCH)
 
 
 def experts(
@@ -108,18 +100,15 @@ def experts(
     shared_gate: Tensor | None = None,
 ) -> Tensor:
     """`moe.experts` for operands that `refusal` accepts, into `out` [T, H], contiguous. Raises CubinMissing."""
-
     tokens, top_k, ffn, hidden = *routes.ids.shape, weights.ffn, weights.hidden
     inner = torch.empty((tokens * top_k, -(-ffn // _BOX) * _BOX), dtype=x.dtype, device=x.device)
     gate_up = _arguments(inner, x, routes, (ffn, ffn // 8, hidden))
-    clamped = activation == "clamped"
-    gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
+    fill_activation(gate_up, activation, limit)
     grid = _CTAS * sm_count(x.device)
     gate_up.chunks = parts_of(tokens * top_k * gate_up.row_tiles // grid, hidden)
     _launch(weights, gate_up, x.device, grid, gated=True)
     down = _arguments(out, inner, routes, (hidden, hidden // _TILE, ffn))
-    down.shared, down.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
-    down.ld_shared = 0 if shared is None else shared.stride(0)
+    fill_shared(down, shared, shared_gate)
     down.chunks = parts_of(tokens * top_k, ffn)
     _launch(weights, down, x.device, min(grid, down.row_tiles), gated=False)
     return out
