@@ -21,7 +21,7 @@ from stoker_kernels.launch import cuda
 
 SOURCES = (
     *("fragments.cuh", "fragments_few.cuh", "fragments_wide.cuh", "fragments_dequantize.cuh", "fragments_kernels.cuh"),
-    *("integer_numbers.cuh", "fp4_numbers.cuh", "silu.cuh"),
+    *("four_bits.cuh", "integer_numbers.cuh", "fp4_numbers.cuh", "silu.cuh"),
 )
 SHARED_OF_SM = 228 * 1024  # of which each CTA takes a KB more than it asks for
 

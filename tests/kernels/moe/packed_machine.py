@@ -10,7 +10,10 @@ from tests.kernels.moe import few_machine
 
 from stoker_kernels.moe.hopper import sm90_packed
 
-SOURCES = ("sm90_packed_experts.cuh", "packed_codes.cuh", "few_arguments.cuh", "few_choice.cuh", "few_plan.cuh")
+SOURCES = (
+    *("sm90_packed_experts.cuh", "packed_codes.cuh", "four_bits.cuh"),
+    *("few_arguments.cuh", "few_choice.cuh", "few_plan.cuh"),
+)
 
 
 def compiled_kernels(folder: Path) -> ctypes.CDLL:

@@ -1,14 +1,10 @@
 // Floats of four bits (e2m1) with a scale of eight for each block of columns: MXFP4 and NVFP4.
 //
-// Half a word has four codes of one column each. Sign, exponent and mantissa of code f are bits 15 and 8 to 6, where bf16
-// has its own, moved down by 3 · f; f = 3 has the rest, the sign in bit 14, the mantissa in 13, the exponent in 11 and
-// 10. So a code is a bf16, 2^-126 times its value, the one subnormal value included (`order.py` writes this).
+// Half a word has four codes of one column each, as four_bits.cuh says (`order.py` writes this).
 #pragma once
 #include "fragments.cuh"
 
 namespace stoker {
-
-constexpr uint32_t FLOAT_BITS = 0x81C081C0u, SIGN_BITS = 0x80008000u, EXPONENT_BITS = 0x01800180u, MANTISSA_BIT = 0x00400040u;
 
 // A byte of a scale becomes bits of a bf16, twice: byte · STEP + BASE, which brings codes back from 2^-126 to 1 / UNIT.
 template <uint32_t STEP, uint32_t BASE>
@@ -29,9 +25,8 @@ struct Fp4 {
 
   // As of integers: rows 0 and 1 of columns 2c and 2c + 1, then of the columns eight further. Every product is exact.
   static __device__ __forceinline__ void unpack(const uint4& words, int step, const Scales& row, uint32_t (&a)[4]) {
-    const uint32_t word = word_of(words, step);
-    const uint32_t last = (word << 1 & SIGN_BITS) | (word >> 3 & EXPONENT_BITS) | (word >> 7 & MANTISSA_BIT);
-    const uint32_t codes[4] = {word & FLOAT_BITS, word << 3 & FLOAT_BITS, word << 6 & FLOAT_BITS, last};
+    uint32_t codes[4];
+    unpack_floats(word_of(words, step), codes);
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = bits_of(__hmul2(pair_of(codes[i]), row.scale[i % 2]));
   }

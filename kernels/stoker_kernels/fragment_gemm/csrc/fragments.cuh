@@ -14,6 +14,7 @@
 //   Scales        those of two neighbouring rows, from the bits of their scales and of their zero points
 //   unpack        a step of a piece → A, times 1 / UNIT and without what FACTORS says: whether rows have a number each
 #pragma once
+#include "four_bits.cuh"
 #include "fragments_ptx.cuh"
 #include "silu.cuh"
 
@@ -41,9 +42,6 @@ struct FragmentArguments {
   int split;        // CTAs of a cluster, which share the columns
   int rows;         // FragmentRows
 };
-
-__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 value) { return *reinterpret_cast<uint32_t*>(&value); }
-__device__ __forceinline__ __nv_bfloat162 pair_of(uint32_t bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
 
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int s) {
   return s == 0 ? words.x : s == 1 ? words.y : s == 2 ? words.z : words.w;

@@ -4,12 +4,7 @@
 
 namespace stoker {
 
-// The eight lower bits of a bf16, sign and the rest of the exponent being 0, are an integer times 2^-133: below 128 the
-// number is subnormal, from there on its exponent's lowest bit is one of them. So a byte, or half of one, needs no shift
-// to become a number, but a factor, which brings all kinds to the same unit, 2^-6, within bf16's range.
-constexpr uint32_t LOWER = 0x000F000Fu, UPPER = 0x00F000F0u, BYTE = 0x00FF00FFu;
-constexpr uint32_t LOWER_FACTOR = 0x7F007F00u, UPPER_FACTOR = 0x7D007D00u;  // 2^127, 2^123, twice
-constexpr uint32_t ZERO_FACTOR = 0xFF00FF00u, SCALE_FACTOR = 0x42804280u;   // -2^127, 64
+constexpr uint32_t ZERO_FACTOR = 0xFF00FF00u;  // -2^127, of bytes
 
 // Scales (times 64) and zero points (times -2^-6) of a lane's two rows of one tile, each doubled for both halves of a
 // register.
@@ -26,7 +21,7 @@ struct IntegerScales {
 
   // A pair of codes of row `h`, as they lie in a register, times `factor` in units of 2^-6: exact, then rounded once.
   __device__ __forceinline__ uint32_t weights(uint32_t raw, uint32_t factor, int h) const {
-    return bits_of(__hmul2(__hfma2(pair_of(raw), pair_of(factor), zero[h]), scale[h]));
+    return scaled_integers(raw, factor, zero[h], scale[h]);
   }
 };
 

@@ -3,9 +3,8 @@
 // Rows lie in steps, as `moe/steps.py` says: the codes 2f and 2f + 1 of a word, in its lower and upper half alike, are of
 // columns as far apart as the step has words.
 #pragma once
-#include <cuda_bf16.h>
-
 #include "few_arguments.cuh"
+#include "four_bits.cuh"
 
 namespace stoker {
 
@@ -25,9 +24,6 @@ struct PackedArguments {
 
 constexpr int PACKED_BOX = 256;  // columns, of which a part of a row has whole multiples; a warp takes half at a time
 constexpr int PACKED_TILE = 16;  // rows of a job: of gate-up eight of gate and of up
-
-__device__ __forceinline__ __nv_bfloat162 packed_pair(uint32_t bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
-__device__ __forceinline__ uint32_t packed_bits(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
 
 // A step of a row: its number, its first column, its words.
 struct PackedStep {
@@ -59,20 +55,19 @@ struct PackedFloats {
     const uint2 bytes = *reinterpret_cast<const uint2*>(line(step.line));
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
-      factors[f] = packed_pair(__byte_perm(f < 2 ? bytes.x : bytes.y, 0, f % 2 ? 0x4342 : 0x4140) * STEP + BASE);
+      factors[f] = pair_of(__byte_perm(f < 2 ? bytes.x : bytes.y, 0, f % 2 ? 0x4342 : 0x4140) * STEP + BASE);
     }
   }
 
   __device__ __forceinline__ void unpack(uint32_t word, uint32_t (&pairs)[4]) const {
-    const uint32_t last = (word << 1 & 0x80008000u) | (word >> 3 & 0x01800180u) | (word >> 7 & 0x00400040u);
-    const uint32_t codes[4] = {word & 0x81C081C0u, word << 3 & 0x81C081C0u, word << 6 & 0x81C081C0u, last};
+    uint32_t codes[4];
+    unpack_floats(word, codes);
 #pragma unroll
-    for (int f = 0; f < 4; ++f) pairs[f] = packed_bits(__hmul2(packed_pair(codes[f]), factors[f]));
+    for (int f = 0; f < 4; ++f) pairs[f] = bits_of(__hmul2(pair_of(codes[f]), factors[f]));
   }
 };
 
-// Integers with a scale and a zero point for each group of columns: `moe/layouts/int4.py`. Half a byte, as a bf16, is
-// itself times 2^-133 or 2^-129; less the zero point it is exact in units of 2^-6, and is rounded once.
+// Integers with a scale and a zero point for each group of columns: `moe/layouts/int4.py`.
 struct PackedIntegers {
   static constexpr int SCALE_BYTES = 4;
   __nv_bfloat162 scales[4], zeros[4];
@@ -89,17 +84,16 @@ struct PackedIntegers {
       const uint32_t low = *reinterpret_cast<const uint32_t*>(line((step.column + 2 * f * step.words) >> shift));
       uint32_t high = low;
       if (!wide) high = *reinterpret_cast<const uint32_t*>(line((step.column + (2 * f + 1) * step.words) >> shift));
-      scales[f] = __hmul2(packed_pair(__byte_perm(low, high, 0x5410)), packed_pair(0x42804280u));  // 64
-      zeros[f] = __hmul2(packed_pair(__byte_perm(low, high, 0x7632)), packed_pair(0xBC80BC80u));   // -2^-6
+      scales[f] = __hmul2(pair_of(__byte_perm(low, high, 0x5410)), pair_of(SCALE_FACTOR));
+      zeros[f] = __hmul2(pair_of(__byte_perm(low, high, 0x7632)), pair_of(0xBC80BC80u));   // -2^-6
     }
   }
 
   __device__ __forceinline__ void unpack(uint32_t word, uint32_t (&pairs)[4]) const {
 #pragma unroll
     for (int f = 0; f < 4; ++f) {
-      const uint32_t raw = (f < 2 ? word : word >> 8) & (f % 2 ? 0x00F000F0u : 0x000F000Fu);
-      const uint32_t factor = f % 2 ? 0x7D007D00u : 0x7F007F00u;  // 2^123, 2^127
-      pairs[f] = packed_bits(__hmul2(__hfma2(packed_pair(raw), packed_pair(factor), zeros[f]), scales[f]));
+      const uint32_t raw = (f < 2 ? word : word >> 8) & (f % 2 ? UPPER : LOWER);
+      pairs[f] = scaled_integers(raw, f % 2 ? UPPER_FACTOR : LOWER_FACTOR, zeros[f], scales[f]);
     }
   }
 };

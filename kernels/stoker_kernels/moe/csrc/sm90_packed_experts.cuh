@@ -246,17 +246,23 @@ struct PackedExperts : FewPlan<gated, false> {
         float sums[4] = {};
         multiply(first_row(expert.x, row_tile), warp % a.chunks, a.chunks,
                  q < expert.z ? x + order[expert.y + q] * pitch : nullptr, real, sums);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int n = 2 * c + i;
-          if (n >= expert.z) continue;
-          float* to = parts + (warp * a.tokens + n) * FEW_PITCH + q;
-          to[0] = sums[i], to[8] = sums[i + 2];
-        }
+        keep(expert.z, sums, [&](int n) { return warp * a.tokens + n; });
       }
       __syncthreads();
       activate(base, min(jobs - base, at_once), real);
       __syncthreads();
+    }
+  }
+
+  // A lane's sums of its two rows and of tokens n, each in the place among all that `place` says.
+  template <typename Place>
+  __device__ __forceinline__ void keep(int tokens, const float (&sums)[4], const Place& place) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int n = 2 * c + i;
+      if (n >= tokens) continue;
+      float* to = parts + place(n) * FEW_PITCH + q;
+      to[0] = sums[i], to[8] = sums[i + 2];
     }
   }
 
@@ -301,14 +307,7 @@ struct PackedExperts : FewPlan<gated, false> {
         if (!real || tile > mine.z || item >= FEW_WARPS) bring_scales(expert.x, tile);
         float sums[4] = {};
         multiply(first_row(expert.x, tile), part, a.chunks, q < expert.z ? x + (expert.y + q) * pitch : nullptr, real, sums);
-        // A pair's parts follow each other.
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int n = 2 * c + i;
-          if (n >= expert.z) continue;
-          float* to = parts + (order[expert.y + n] * a.chunks + part) * FEW_PITCH + q;
-          to[0] = sums[i], to[8] = sums[i + 2];
-        }
+        keep(expert.z, sums, [&](int n) { return order[expert.y + n] * a.chunks + part; });  // a pair's follow each other
         __syncwarp();
         if (!real) break;
       }
