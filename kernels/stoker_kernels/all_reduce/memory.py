@@ -1,7 +1,7 @@
-"""The memory by which ranks of one machine sum: an inbox on each GPU, which its peers have mapped and write to.
+"""The memory by which ranks of one machine sum: of each GPU a piece that its peers have mapped and write to.
 
-Each inbox is full of the word that stands for nothing when its handle is given away. Ranks tell each other twice: what
-they have, then whether they could open it, so that all use the kernels or none does.
+Ranks tell each other twice: what they have, then whether they could open it, so that all use the kernels or none does.
+An inbox is full of the word that stands for nothing when its handle is given away.
 Invariants: nothing of a rank that could not take part is left open.
 Knows nothing of kernels, nor of how ranks tell each other anything.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker_kernels.all_reduce.rule import LARGEST, MOST_RANKS, inbox_bytes
+from stoker_kernels.all_reduce.rule import MOST_RANKS, inbox_bytes, largest
 from stoker_kernels.launch.cuda import CudaError, checked, missing_cubin
 from stoker_kernels.launch.dispatch import sm_of
 
@@ -32,13 +32,11 @@ class NoPeers(RuntimeError):
 
 
 @dataclass(slots=True)
-class Inboxes:
-    """Where each rank's inbox lies in this rank's address space; `state` is this rank's own."""
+class PeerMemory:
+    """Where each rank's piece lies in this rank's address space; `own` is to be freed."""
 
     rank: int
     addresses: list[int]
-    state: Tensor
-    capacity: int = LARGEST
     own: int = 0
     _opened: list[int] = field(default_factory=list)
 
@@ -47,10 +45,10 @@ class Inboxes:
         """How many there are."""
         return len(self.addresses)
 
-    def close(self, exchange: Exchange) -> None:
+    def close(self, device: torch.device, exchange: Exchange) -> None:
         """Unmap the peers' and free the own one, once every rank has unmapped it. Every rank calls it."""
-        if self.state.is_cuda:
-            torch.cuda.synchronize(self.state.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         while self._opened:
             from cuda.bindings import driver
 
@@ -60,31 +58,48 @@ class Inboxes:
         self.own = 0
 
 
+@dataclass(slots=True)
+class Inboxes:
+    """Each rank's inbox; `state` is this rank's own, `capacity` the bytes of the largest message."""
+
+    memory: PeerMemory
+    state: Tensor
+    capacity: int
+
+
 def open_inboxes(
     device: torch.device, rank: int, ranks: int, exchange: Exchange, prepare: Callable[[], None]
 ) -> Inboxes:
-    """Make the own inbox and map the others', after `prepare`, which may raise CudaError.
+    """As `open_memory`, of what the sums' kernels write to."""
+    memory = open_memory(device, rank, ranks, exchange, inbox_bytes(ranks), ABSENT, prepare)
+    return Inboxes(memory, torch.zeros(STATE_WORDS, dtype=torch.int32, device=device), largest(ranks))
 
-    Every rank calls it; raises NoPeers on all of them or on none.
+
+def open_memory(
+    device: torch.device, rank: int, ranks: int, exchange: Exchange, size: int, word: int, prepare: Callable[[], None]
+) -> PeerMemory:
+    """Make `size` bytes full of `word`, and map the others', after `prepare`, which may raise CudaError.
+
+    Every rank calls it with the same size; raises NoPeers on all of them or on none.
     """
     own, offer = 0, {"reason": _unfit(device, ranks)}
     if offer["reason"] is None:
         try:
             prepare()
-            own, handle = _make(ranks)
+            own, handle = _make(size, word)
             offer = {"handle": handle.hex(), "bus": _bus_of(device)}
         except CudaError as error:
             offer = {"reason": f"rank {rank} cannot take part: {error}"}
     offers = [json.loads(text) for text in exchange(json.dumps(offer))]
-    inboxes = Inboxes(rank, [own] * ranks, torch.zeros(STATE_WORDS, dtype=torch.int32, device=device), own=own)
+    memory = PeerMemory(rank, [own] * ranks, own)
     refused = next((each["reason"] for each in offers if each.get("reason")), None)
     if refused is None:
-        refused = _map(inboxes, device, offers)
+        refused = _map(memory, device, offers)
         refused = next((text for text in exchange(refused or "") if text), None)
     if refused is not None:
-        inboxes.close(exchange)
+        memory.close(device, exchange)
         raise NoPeers(refused)
-    return inboxes
+    return memory
 
 
 def _unfit(device: torch.device, ranks: int) -> str | None:
@@ -96,14 +111,13 @@ def _unfit(device: torch.device, ranks: int) -> str | None:
     return missing_cubin(STEM, ARCH)
 
 
-def _make(ranks: int) -> tuple[int, bytes]:
-    """An inbox, cleared: (its address, what others open it by)."""
+def _make(size: int, word: int) -> tuple[int, bytes]:
+    """`size` bytes full of `word`: (their address, what others open them by)."""
     from cuda.bindings import driver
 
-    size = inbox_bytes(ranks)
     address = int(checked("cuMemAlloc", driver.cuMemAlloc(size)))
     try:
-        checked("cuMemsetD32", driver.cuMemsetD32(address, ABSENT, size // 4))
+        checked("cuMemsetD32", driver.cuMemsetD32(address, word, size // 4))
         torch.cuda.synchronize()
         handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(address))
     except CudaError:
@@ -113,7 +127,7 @@ def _make(ranks: int) -> tuple[int, bytes]:
 
 
 def _free(address: int) -> None:
-    """Give an inbox back; 0 is none."""
+    """Give a piece back; 0 is none."""
     if address:
         from cuda.bindings import driver
 
@@ -127,13 +141,13 @@ def _bus_of(device: torch.device) -> str:
     return bytes(text).split(b"\0")[0].decode()
 
 
-def _map(inboxes: Inboxes, device: torch.device, offers: list[dict[str, Any]]) -> str | None:
+def _map(memory: PeerMemory, device: torch.device, offers: list[dict[str, Any]]) -> str | None:
     """Open what the others offered; why that failed, if it did."""
     from cuda.bindings import driver
 
     lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
     for index, offer in enumerate(offers):
-        if index == inboxes.rank:
+        if index == memory.rank:
             continue
         try:
             apart = _apart(device.index or 0, offer["bus"])
@@ -143,9 +157,9 @@ def _map(inboxes: Inboxes, device: torch.device, offers: list[dict[str, Any]]) -
             handle.reserved = bytes.fromhex(offer["handle"])
             address = int(checked("cuIpcOpenMemHandle", driver.cuIpcOpenMemHandle(handle, lazily)))
         except CudaError as error:
-            return f"rank {inboxes.rank} cannot open the memory of rank {index}: {error}"
-        inboxes.addresses[index] = address
-        inboxes._opened.append(address)
+            return f"rank {memory.rank} cannot open the memory of rank {index}: {error}"
+        memory.addresses[index] = address
+        memory._opened.append(address)
     return None
 
 

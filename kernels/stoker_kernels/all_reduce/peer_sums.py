@@ -48,10 +48,10 @@ class PeerSums:
 
     def close(self, exchange: Exchange) -> None:
         """Give the memory back. Every rank calls it, none while a sum is under way."""
-        self._inboxes.close(exchange)
+        self._inboxes.memory.close(self._inboxes.state.device, exchange)
 
     def _shots(self, x: Tensor) -> int | None:
-        return shots_for(x.shape[0], x.shape[1] * x.element_size(), self._inboxes.ranks)
+        return shots_for(x.shape[0], x.shape[1] * x.element_size(), self._inboxes.memory.ranks)
 
     def _taken(self, x: Tensor) -> int:
         shots = self._shots(x)

@@ -21,6 +21,7 @@ from stoker_kernels.launch.aot_registry import AotSpec, specs
 from stoker_kernels.launch.rehearsal import Missing
 
 MOST_COMPILERS = 16
+TRIES = 5
 Report = Callable[[int, int, str], None]
 """(done, all, name of the last)."""
 
@@ -53,10 +54,15 @@ def compile_one(missing: Missing) -> Cubin:
     """
     index = cached_index(missing.sm)
     index.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        file = aot.write_variant(variant_of(missing), index.folder)
-    except Exception as error:  # Triton's errors have no common class
-        raise CompileFailed(f"{missing.wanted.kernel} does not compile for sm_{missing.sm}: {error}") from error
+    for tries_left in reversed(range(TRIES)):
+        try:
+            file = aot.write_variant(variant_of(missing), index.folder)
+            break
+        except Exception as error:  # Triton's errors have no common class
+            # Before 3.11.5 CPython counts the depth of all threads' syntax trees in one place (gh-106905).
+            if isinstance(error, SystemError) and tries_left:
+                continue
+            raise CompileFailed(f"{missing.wanted.kernel} does not compile for sm_{missing.sm}: {error}") from error
     cubin = Cubin(**json.loads(file.with_suffix(".json").read_text()))
     index.add(cubin)
     return cubin

@@ -124,6 +124,12 @@ def address_of(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def current_stream(device: torch.device) -> int:
+    """The handle of the stream that is current on CUDA device `device`, without an object around it."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
 def launch(
     chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool, cluster: int = 1
 ) -> None:
@@ -137,7 +143,7 @@ def launch(
     if rehearsing():
         return
     config = _config(chosen, grid, pdl, cluster)
-    config.hStream = torch.cuda.current_stream(device).cuda_stream
+    config.hStream = current_stream(device)
     pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
     checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
 

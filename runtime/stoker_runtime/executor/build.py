@@ -171,7 +171,8 @@ def _build(
     dtype = TORCH_DTYPES[config.dtype]
     if rank is not None:
         with phase("ranks", seconds):
-            rank.meet(whole, device, dtype, {name: str(getattr(config, name)) for name in DECIDED})
+            decided = {name: str(getattr(config, name)) for name in DECIDED}
+            rank.meet(whole, device, dtype, config, decided)
             # What the exchanges keep for themselves on a GPU is in use from now on.
             plan = plan_memory(config, spec, device_memory(device), weights_bytes, state, beside)
             # One scheduler counts for all.

@@ -114,7 +114,6 @@ class Decoder:
         layers, stream, adapters = self.weights.layers, self._stream, inputs.adapters
         residual = self._enter(inputs)
         hidden = stream.enter(residual, layers[0])
-        beside: Tensor | None = None
         slots = inputs.slot_mapping
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
@@ -127,19 +126,34 @@ class Decoder:
                 residual = residual.index_select(0, rows)
                 slots = slots.index_select(0, rows) if self.mixture is not None else slots
                 adapters = adapters and adapters.beyond_attention
-            if heads is not None and layer.output is not None:
-                name = f"layers.{index}.{'output' if layer.state is None else 'state_out'}"
-                update = self._adapted(heads, layer.output, layer.output_bias, name, adapters)
-                update = self._whole(update)
-                if self.spec.parallel:
-                    beside, hidden = update, stream.beside(residual, layer, hidden)
-                elif layer.feeds:
-                    hidden = stream.to_ffn(update, residual, layer)
-            if layer.feeds:
-                update = self._whole(self._feed(index, hidden, slots, adapters))
+            update, beside = self._beyond_attention(index, heads, hidden, residual, slots, adapters)
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
+
+    def _beyond_attention(
+        self,
+        index: int,
+        heads: Tensor | None,
+        hidden: Tensor | Quantized,
+        residual: Tensor,
+        slots: Tensor,
+        adapters: AdapterInputs | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What layer `index` adds to the stream last, of what its heads gave and what it read, and what beside it."""
+        layer, stream = self.weights.layers[index], self._stream
+        beside: Tensor | None = None
+        if heads is not None and layer.output is not None:
+            name = f"layers.{index}.{'output' if layer.state is None else 'state_out'}"
+            update = self._adapted(heads, layer.output, layer.output_bias, name, adapters)
+            update = self._whole(update)
+            if self.spec.parallel:
+                beside, hidden = update, stream.beside(residual, layer, hidden)
+            elif layer.feeds:
+                hidden = stream.to_ffn(update, residual, layer)
+        if layer.feeds:
+            update = self._whole(self._feed(index, hidden, slots, adapters))
+        return update, beside
 
     def logits(self, hidden: Tensor, out: Tensor | None = None, adapters: AdapterInputs | None = None) -> Tensor:
         """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given.
@@ -202,8 +216,10 @@ class Decoder:
         """What comes of the last layer: hidden states after the final norm."""
         return self._stream.leave(update, residual, self.weights.layers[-1], self.weights, beside)
 
-    def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
-        return linear(x, weight, bias=bias, out=self._room(x, weight))
+    def _linear(
+        self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        return linear(x, weight, bias=bias, out=self._room(x, weight) if out is None else out)
 
     def _room(self, x: Tensor | Quantized, weight: AnyWeight) -> Tensor | None:
         """The place of a product with a quantized input, which has lost the model's dtype; else None."""
@@ -301,6 +317,11 @@ class Decoder:
         return self.mixture.forward(index, layer.mixture, hidden, slots, shared)
 
     def _dense(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
+        assert layer.down is not None, "a layer has experts or a feed-forward of its own"
+        return self._linear(self._gated(layer, hidden), layer.down, layer.down_bias)
+
+    def _gated(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor | Quantized:
+        """What the second product of a feed-forward reads."""
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
@@ -309,13 +330,12 @@ class Decoder:
         quantized = isinstance(hidden, Quantized) and hidden.data.dtype == into and self.dtype == torch.bfloat16
         one_op = self._activation.swiglu and layer.gate_up_bias is None
         if one_op and (dense or quantized) and isinstance(gate_up, LinearWeight | Int8Weight):
-            return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
+            return linear_silu_mul(hidden, gate_up)
         kinds = IntegerWeight | Fp4Weight | BlockWeight
         packed = gate_up if isinstance(gate_up, kinds) and into is None else None
         if one_op and packed is not None and isinstance(hidden, Tensor):
-            return self._linear(linear_silu_mul(hidden, packed), down, layer.down_bias)
-        both = self._linear(hidden, gate_up, layer.gate_up_bias)
-        return self._linear(self._activation(both, into), down, layer.down_bias)
+            return linear_silu_mul(hidden, packed)
+        return self._activation(self._linear(hidden, gate_up, layer.gate_up_bias), into)
 
     def _adapted(
         self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, name: str, adapters: AdapterInputs | None

@@ -1,7 +1,8 @@
 """What ranks exchange within a step: sums of their parts, shards of logits, states between stages, sampled tokens.
 
 By NCCL on GPUs, where each exchange is queued on the device behind the kernels before it and can be part of a CUDA
-graph; sums of a few MiB by kernels of our own, where GPUs reach each other's memory. By gloo on CPUs, where it blocks.
+graph; sums of a few MiB by kernels of our own, where GPUs reach each other's memory, and of long prompts by copies
+beside what is computed (`row_shares`). By gloo on CPUs, where it blocks.
 Every communicator is made by `warm`, none while requests are served.
 
 Invariants: all ranks of a group make the same calls with the same shapes in the same order. Sums and tokens are
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.nn.functional import pad
 
-from stoker_kernels.all_reduce import LARGEST, NoPeers, PeerSums, peer_sums
+from stoker_kernels.all_reduce import NoPeers, PeerSums, RowShares, largest, peer_sums, row_shares
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER, Place, even_part
 from stoker_runtime.parallel.store import START_TIMEOUT
@@ -57,6 +58,8 @@ class Collectives:
         self._store = store
         self._told = 0
         self._peers: PeerSums | None = None
+        self.row_shares: RowShares | None = None
+        """How ranks share out the rows of long prompts, where they can."""
         dist.init_process_group(
             backend,
             store=self._store,
@@ -74,11 +77,16 @@ class Collectives:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Exchange nothing meanwhile."""
-        self._quiet = True
+        self._still(True)
         try:
             yield
         finally:
-            self._quiet = False
+            self._still(False)
+
+    def _still(self, quiet: bool) -> None:
+        self._quiet = quiet
+        if self.row_shares is not None:
+            self.row_shares.quiet = quiet
 
     def open_peers(self) -> None:
         """Sum by this stage's own kernels from now on, where they can; log why not. Every rank calls it."""
@@ -90,7 +98,23 @@ class Collectives:
         except NoPeers as reason:
             log.info("ranks: sums go by NCCL alone: %s", reason)
         else:
-            log.info("ranks: sums of up to %d MiB go from GPU to GPU", LARGEST >> 20)
+            log.info("ranks: sums of up to %d MiB go from GPU to GPU", largest(self.place.tensors) >> 20)
+
+    def share_rows(self, tokens: range, hidden: int) -> None:
+        """Share out the rows of steps of so many `tokens` from now on, where `open_peers` has opened what GPUs sum by;
+        log why not. Every rank calls it.
+        """
+        if self._peers is None or not tokens:
+            return
+        place = self.place
+        try:
+            shares = row_shares(self._device, place.tensor, place.tensors, self._tell, tokens, hidden)
+        except NoPeers as reason:
+            log.info("ranks: rows of long prompts are not shared out: %s", reason)
+        else:
+            shares.try_once()
+            self.row_shares = shares
+            log.info("ranks: rows of steps of %d tokens and more are shared out", tokens.start)
 
     def _tell(self, mine: str) -> list[str]:
         """What each rank of this stage says, in their order. Waits: for the start alone."""
@@ -211,6 +235,9 @@ class Collectives:
 
         Graphs that hold exchanges must be gone: NCCL waits for them.
         """
+        if self.row_shares is not None:
+            self.row_shares.close(self._meet)
+            self.row_shares = None
         if self._peers is not None:
             self._peers.close(self._meet)
             self._peers = None

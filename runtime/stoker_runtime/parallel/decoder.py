@@ -19,6 +19,7 @@ from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
+from stoker_runtime.parallel.shared_rows import SharedRows, shares_for
 from stoker_runtime.parallel.stream import RankStream
 
 
@@ -53,6 +54,9 @@ class RankDecoder(Decoder):
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`; before the last stage what comes back has the shape alone."""
+        exchange = self.collectives.row_shares
+        if exchange is not None and (shares := shares_for(self.spec, inputs, self.dtype, exchange)):
+            return SharedRows(self, exchange, shares, self.collectives.sum).forward(inputs, kv)
         if self._place.is_last:
             return super().forward(inputs, kv)
         hidden = super().forward(replace(inputs, logits_rows=None), kv)

@@ -20,6 +20,7 @@ from stoker_runtime.parallel.decoder import RankDecoder
 from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.sampler import RankSampler
+from stoker_runtime.parallel.shared_rows import shared_tokens
 from stoker_runtime.parallel.store import agree, open_store
 
 
@@ -47,7 +48,14 @@ class Rank:
         """Its part of a model. Raises ConfigError or ModelError where the model cannot be cut so."""
         return Cut(whole, self.place)
 
-    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype, decided: Mapping[str, str]) -> None:
+    def meet(
+        self,
+        whole: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        config: EngineConfig,
+        decided: Mapping[str, str],
+    ) -> None:
         """Make every communicator. Blocks until all ranks are there.
 
         Raises ConfigError where the leader, on another machine, has not `decided` alike.
@@ -58,6 +66,8 @@ class Rank:
         self._collectives = Collectives(self.place, device, store, ordered=self._ordered)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
+            if self.place.stages == 1 and dtype is torch.bfloat16:
+                self._collectives.share_rows(shared_tokens(whole, config), whole.hidden)
         self._collectives.warm(whole.hidden, whole.vocab, dtype)
 
     def decoder(

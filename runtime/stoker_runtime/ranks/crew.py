@@ -64,10 +64,11 @@ class Crew:
         self._ended = threading.Event()
         self._found = threading.Event()
         self._nodes = Nodes.open(config) if config.nnodes > 1 else None
-        self._memory = os.memfd_create("stoker-meeting")
+        self._meeting_file = os.memfd_create("stoker-meeting")
+        self._leaves_at_once = False
         self._team = team([place for place in self.places[1:] if place.node == self.places[LEADER].node], command)
         if self._nodes is None:
-            self._meeting = Meeting(f"/proc/{os.getpid()}/fd/{self._memory}")
+            self._meeting = Meeting(f"/proc/{os.getpid()}/fd/{self._meeting_file}")
             self._team.tell(config, self._meeting)
 
     @property
@@ -89,7 +90,7 @@ class Crew:
     def ready(self, *, on_gpu: bool) -> None:
         """All ranks have met and built what they need: from now on silence counts."""
         self._limits = Watch(WATCH_SECONDS, on_gpu=on_gpu)
-        self._is_ready = True
+        self._is_ready, self._leaves_at_once = True, not on_gpu
         if self._nodes is not None:
             self._nodes.ready()
 
@@ -122,8 +123,10 @@ class Crew:
         self._team.close(patience)
         if self._nodes is not None:
             self._nodes.close(patience)
-        if not self.fault:  # a group that was left behind still looks into it
-            os.close(self._memory)
+        # A group looks into the file when it ends: gloo's when the ranks leave it, one that was left behind and NCCL's,
+        # which a profiler holds as well, maybe with the process. It would end in what else had the file's number then.
+        if self._leaves_at_once and not self.fault:
+            os.close(self._meeting_file)
 
     def _watch(self) -> None:
         reason = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
 import threading
 import types
@@ -14,8 +16,9 @@ import pytest
 import torch
 
 from stoker_kernels.all_reduce import NoPeers, memory, peer_sums
-from stoker_kernels.all_reduce.memory import Inboxes
-from stoker_kernels.all_reduce.rule import LARGEST, MOST_RANKS, ONE_SHOT, shots_for
+from stoker_kernels.all_reduce.memory import PeerMemory
+from stoker_kernels.all_reduce.row_shares import Layout, Told
+from stoker_kernels.all_reduce.rule import LEAST_SHARE, MOST_RANKS, ONE_SHOT, largest, share_rows, shares_of, shots_for
 from stoker_kernels.launch.cuda import CudaError
 
 
@@ -58,24 +61,28 @@ class Driver:
     def __init__(self, broken: int | None) -> None:
         self.freed_early = False
         self._broken, self._rank, self._mapped = broken, threading.local(), {}
+        self._counting = threading.Lock()
 
     def join(self, rank: int) -> None:
         self._rank.value = rank
 
-    def make(self, ranks: int) -> tuple[int, bytes]:
+    def make(self, size: int, word: int) -> tuple[int, bytes]:
         if self._rank.value == self._broken:
             raise CudaError("cuMemAlloc failed: out of memory")
-        self._mapped[self._rank.value + 1] = ranks - 1
+        self._mapped[self._rank.value + 1] = 0
         return self._rank.value + 1, b"handle"
 
-    def map(self, inboxes: Inboxes, device: torch.device, offers: list[dict[str, Any]]) -> None:
+    def map(self, memory: PeerMemory, device: torch.device, offers: list[dict[str, Any]]) -> None:
         for index in range(len(offers)):
-            if index != inboxes.rank:
-                inboxes.addresses[index] = index + 1
-                inboxes._opened.append(index + 1)
+            if index != memory.rank:
+                memory.addresses[index] = index + 1
+                memory._opened.append(index + 1)
+                with self._counting:
+                    self._mapped[index + 1] += 1
 
     def unmap(self, address: int) -> tuple[int]:
-        self._mapped[address] -= 1
+        with self._counting:
+            self._mapped[address] -= 1
         return (0,)
 
     def free(self, address: int) -> None:
@@ -98,6 +105,8 @@ def in_threads(driver: Driver, ranks: int, monkeypatch: pytest.MonkeyPatch, tabl
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(memory, "checked", lambda _, answer: answer)
 
+    device = torch.device("cpu")
+
     def life(rank: int) -> str:
         driver.join(rank)
 
@@ -105,10 +114,10 @@ def in_threads(driver: Driver, ranks: int, monkeypatch: pytest.MonkeyPatch, tabl
             return table.exchange(rank, text)
 
         try:
-            inboxes = memory.open_inboxes(torch.device("cpu"), rank, ranks, exchange, lambda: None)
+            opened = memory.open_memory(device, rank, ranks, exchange, 64, 0, lambda: None)
         except NoPeers as reason:
             return str(reason)
-        inboxes.close(exchange)
+        opened.close(device, exchange)
         return "closed"
 
     with ThreadPoolExecutor(ranks) as pool:
@@ -133,7 +142,7 @@ def test_a_rank_without_memory_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_the_way_goes_by_the_size(ranks: int) -> None:
     row = 5376 * 2
-    ways = [shots_for(rows, row, ranks) for rows in range(LARGEST // row + 2)]
+    ways = [shots_for(rows, row, ranks) for rows in range(largest(ranks) // row + 2)]
     assert ways[0] is None
     assert ways[-1] is None
     assert ways[1] == 1
@@ -141,3 +150,35 @@ def test_the_way_goes_by_the_size(ranks: int) -> None:
     assert ways[ONE_SHOT // row] == 1
     assert ways == [None, *sorted(way for way in ways if way), None]
     assert shots_for(1, 5376 * 2 + 2, ranks) is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 8])
+def test_rows_are_shared_out_in_whole_tiles_and_each_once(ranks: int) -> None:
+    for tokens in random.sample(range(ranks * LEAST_SHARE, 40_000), 50):
+        shares = shares_of(tokens, ranks)
+        assert [share.owner for share in shares] == list(range(ranks))
+        assert [row for share in shares for row in range(share.start, share.stop)] == list(range(tokens))
+        assert all(share.start % 128 == 0 for share in shares)
+        assert min(map(len, shares)) > 0
+        assert max(map(len, shares)) <= share_rows(tokens, ranks)
+        for share in shares:
+            pieces = [range(tokens)[piece] for piece in share.pieces(random.randint(1, 3))]
+            assert [row for piece in pieces for row in piece] == list(range(share.start, share.stop))
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_what_ranks_copy_to_each_other_lies_apart(ranks: int) -> None:
+    """Of every step up to the largest: all rows and their scales, the part of each sender, and the words of each."""
+    hidden = random.choice([1032, 3584, 8192])
+    layout = Layout(random.randrange(ranks * LEAST_SHARE, 20_000), hidden, ranks)
+    part = max(share_rows(tokens, ranks) for tokens in (layout.tokens, ranks * LEAST_SHARE)) * hidden * 2
+    places = [(0, layout.tokens * hidden * 2), (layout.scales, layout.tokens * 4)]
+    places += [(layout.part(sender), part) for sender in range(ranks)]
+    places += [(layout.word(told, sender), 4) for told in Told for sender in range(ranks)]
+    places.sort()
+    for (begin, size), (following, _) in itertools.pairwise(places):
+        assert begin + size <= following
+    assert sum(places[-1]) <= layout.size
+    assert all(begin % (16 if size > 4 else 4) == 0 for begin, size in places)
+    with pytest.raises(ValueError, match="too wide"):
+        Layout(4096, 20_000, ranks)

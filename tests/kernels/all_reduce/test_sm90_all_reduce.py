@@ -18,9 +18,15 @@ from tests.kernels.emulator.build import compile_emulated
 from torch import Tensor
 
 from stoker_kernels.all_reduce import reference
-from stoker_kernels.all_reduce.memory import ABSENT, STATE_WORDS, Inboxes
+from stoker_kernels.all_reduce.memory import ABSENT, STATE_WORDS, Inboxes, PeerMemory
 from stoker_kernels.all_reduce.rule import SLOTS
-from stoker_kernels.all_reduce.sm90_all_reduce import SHARED_BYTES, AllReduceArguments, Norm, arguments_of
+from stoker_kernels.all_reduce.sm90_all_reduce import (
+    SHARED_BYTES,
+    AllReduceArguments,
+    Norm,
+    arguments_of,
+    arguments_of_copied,
+)
 from stoker_kernels.launch import nvcc
 from stoker_kernels.quant import Quantized
 
@@ -135,7 +141,7 @@ def run(kernels: ctypes.CDLL, steps: list[Step], ranks: int, seed: int) -> list[
         if process == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(SECONDS)
-            inboxes = Inboxes(rank, [each.data_ptr() for each in memory], states[rank], CAPACITY)
+            inboxes = Inboxes(PeerMemory(rank, [each.data_ptr() for each in memory]), states[rank], CAPACITY)
             for number, step in enumerate(steps):
                 step.launch(kernels, rank, inboxes, seed * 1000 + number)
             os._exit(0)
@@ -179,3 +185,24 @@ def test_both_ways_give_the_same_bits(kernels: ctypes.CDLL) -> None:
     for step in steps:
         step.check()
     assert torch.equal(steps[0].outs[0], steps[1].outs[4])
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_the_sum_of_copied_rows_has_the_same_bits(kernels: ctypes.CDLL, ranks: int) -> None:
+    """One rank's launch over parts that lie there: what the definition gives, in both forms."""
+    seed = random.randrange(1 << 20)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for number in range(6):
+        step = random_step(ranks, rng)
+        step.after = 1 + number % 2
+        kind = torch.uint8 if step.after == 2 else torch.bfloat16
+        step.outs = [torch.full(step.parts[0].shape, 7, dtype=kind) for _ in range(ranks)]
+        for rank in range(ranks):
+            scales = step.scales[rank] if step.after == 2 else None
+            norm = Norm(step.residuals[rank], step.weight, EPS, scales)
+            parts = [0 if other == rank else part.data_ptr() for other, part in enumerate(step.parts)]
+            arguments = arguments_of_copied(parts, rank, step.parts[rank], step.outs[rank], norm)
+            rows = step.parts[rank].shape[0]
+            kernels.sum_copied(step.after, rng.randint(1, rows), step.threads, number, ctypes.byref(arguments))
+        step.check()

@@ -10,9 +10,10 @@ import torch
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from stoker_kernels.all_reduce import peer_sums, reference
+from stoker_kernels.all_reduce import peer_sums, reference, row_shares
 from stoker_kernels.all_reduce.bench import exchange_by
-from stoker_kernels.all_reduce.rule import LARGEST
+from stoker_kernels.all_reduce.rule import LEAST_SHARE, largest
+from stoker_kernels.quant import Quantized
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ EPS, STEPS = 1e-6, 60
 def shapes(seed: int) -> list[tuple[int, int]]:
     rng = random.Random(seed)
     widths = rng.choices((1032, 3584, 8192, 11080), k=STEPS)
-    return [(rng.randint(1, min(300, LARGEST // (2 * hidden))), hidden) for hidden in widths]
+    return [(rng.randint(1, min(300, largest(8) // (2 * hidden))), hidden) for hidden in widths]
 
 
 def parts_of(step: int, shape: tuple[int, int], ranks: int, device: torch.device) -> list[torch.Tensor]:
@@ -73,3 +74,56 @@ def test_the_sums_of_the_definition(tmp_path: Path) -> None:
     ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
     print(f"seed {seed}")
     spawn(rank_main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)
+
+
+def shares_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
+    """Exchange after exchange of other sizes, each rank with pauses of its own before what it gives."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
+    draw, own_draw = random.Random(seed), random.Random(seed + rank)
+    hidden, most = draw.choice((1032, 3584)), ranks * LEAST_SHARE + 2048
+    least = ranks * LEAST_SHARE
+    end = row_shares(device, rank, ranks, exchange, range(least, most + 1), hidden)
+    end.try_once()
+    assert end.shares(most + 1, torch.bfloat16) == ()
+    assert end.shares(least - 1, torch.bfloat16) == ()
+    weight = torch.full((hidden,), 0.7, device=device)
+    for step in range(STEPS):
+        tokens, quantized = draw.randint(least, most), draw.random() < 0.5
+        shares = end.shares(tokens, torch.bfloat16)
+        generator = torch.Generator(device).manual_seed(seed + step)
+        parts = [torch.randn(tokens, hidden, generator=generator, device=device).bfloat16() for _ in range(ranks)]
+        stream = torch.randn(tokens, hidden, generator=generator, device=device).bfloat16()
+        again = stream.clone()
+        for share in end.outgoing(shares):
+            for rows in share.pieces(1 if share.owner == rank else own_draw.randint(1, 3)):
+                torch.cuda._sleep(own_draw.randrange(1, 400_000))
+                end.give(share, parts[rank][rows].clone(), rows.start - share.start)
+        mine = shares[rank]
+        end.sum_add_rms_norm(mine, stream[mine.rows], weight, EPS, quantized=quantized)
+        got: list[torch.Tensor | Quantized] = [torch.empty(0)] * ranks
+        for share in end.incoming(shares):
+            found = end.rows(share)
+            torch.cuda._sleep(own_draw.randrange(1, 400_000))
+            got[share.owner] = (
+                Quantized(found.data.clone(), found.scale.clone()) if isinstance(found, Quantized) else found.clone()
+            )
+        if quantized:
+            wide = reference.total_add_rms_norm_quant(parts, again, weight, EPS)
+            data = torch.cat([each.data for each in got if isinstance(each, Quantized)])
+            scale = torch.cat([each.scale for each in got if isinstance(each, Quantized)])
+            torch.testing.assert_close(scale, wide.scale, rtol=1e-5, atol=0.0)
+            assert (data.float() == wide.data.float()).float().mean() > 0.99
+        else:
+            expected = reference.total_add_rms_norm(parts, again, weight.bfloat16(), EPS)
+            rows = torch.cat([each for each in got if isinstance(each, torch.Tensor)])
+            torch.testing.assert_close(rows.float(), expected.float(), rtol=0.016, atol=1e-6)
+        assert torch.equal(stream[mine.rows], again[mine.rows])
+    end.close(exchange)
+
+
+def test_rows_that_are_shared_out(tmp_path: Path) -> None:
+    ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
+    print(f"seed {seed}")
+    spawn(shares_main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)

@@ -30,6 +30,7 @@ inline void store_shared_with_peers(void* to, uint4 x) {
   }
   emulator::cluster->progress = true;
 }
+inline uint32_t load_word_of_peer(const uint32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline void look_again() {
   emulator::cluster->progress = true;  // a peer's
   if (emulator::pick() % 8 == 0) sched_yield();

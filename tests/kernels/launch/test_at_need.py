@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,24 @@ def test_one_that_does_not_compile_is_named(cache: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(at_need.aot, "write_variant", fails)
     with pytest.raises(CompileFailed, match=r"commit_tokens_kernel does not compile for sm_86.*"):
+        compile_one(Missing(commit_kernel, wanted_commit(), SM, ""))
+
+
+def test_a_count_that_the_interpreter_lost_is_no_reason_to_give_up(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython 3.11 before 3.11.5, where threads parse at once: another try, but not for ever."""
+    write, lost = aot.write_variant, iter([True, True, False])
+
+    def loses(*args: Any) -> Path:
+        if next(lost):
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=33)")
+        return write(*args)
+
+    monkeypatch.setattr(at_need.aot, "write_variant", loses)
+    assert compile_one(Missing(commit_kernel, wanted_commit(), SM, "")).kernel
+    lost = iter([True] * 100)
+    with pytest.raises(CompileFailed, match="depth mismatch"):
         compile_one(Missing(commit_kernel, wanted_commit(), SM, ""))
 
 

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -24,7 +24,9 @@ from tests.runtime.ranks.test_faults import PATIENCE, children, wait_for
 
 from stoker_runtime import LLM
 from stoker_runtime.nodes import SECRET_VARIABLE
+from stoker_runtime.parallel.decoder import RankDecoder
 from stoker_runtime.process.stat import process_exists
+from stoker_runtime.ranks.executors import LeadingExecutor
 from stoker_runtime.request import SamplingParams
 
 pytestmark = [
@@ -75,6 +77,31 @@ def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) ->
     same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
     near = NEAR_FP8 if "quantization" in options else NEAR
     assert same >= near * len(prompts), (same, len(prompts))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [("qwen2.5-7b", {}), ("qwen2.5-7b", {"quantization": "fp8"}), ("qwen3-30b-a3b@12", {})],
+)
+def test_two_gpus_that_share_out_rows_give_the_same_tokens(shape: str, options: dict[str, Any]) -> None:
+    """Prompts of thousands of tokens, several of them in one step, and one step after the other."""
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, 1000) for _ in range(rng.randint(2000, 15_000))] for _ in range(12)]
+    params = [SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)] * len(prompts)
+    sizes = SIZES | {"max_model_len": 16_000, "num_gpu_blocks": 4000, "max_num_batched_tokens": 16_000}
+    with LLM(f"shape:{shape}", **sizes, **options, tensor_parallel_size=2) as llm:
+        shares = cast(RankDecoder, cast(LeadingExecutor, llm.engine.executor).decoder).collectives.row_shares
+        assert shares is not None
+        before = shares.exchanges
+        cut = llm.generate_tokens(prompts, params)
+        assert shares.exchanges > before + 20
+        assert cut == llm.generate_tokens(prompts, params)
+    # Ranks that share out nothing quantize the same numbers in FP8; one GPU does not.
+    plain = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True} if "quantization" in options else {}
+    with LLM(f"shape:{shape}", **sizes, **options, **plain) as llm:
+        others = llm.generate_tokens(prompts, params)
+    same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, others, strict=True))
+    assert same >= 0.75 * len(prompts), (same, len(prompts))
 
 
 # Sizes of four layers of models that need something else of each other than sums of what layers give.

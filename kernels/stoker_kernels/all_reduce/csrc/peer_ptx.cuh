@@ -20,6 +20,13 @@ __device__ __forceinline__ void store_shared_with_peers(void* to, uint4 x) {
                : "memory");
 }
 
+// A word, behind which everything lies that a peer wrote before it.
+__device__ __forceinline__ uint32_t load_word_of_peer(const uint32_t* from) {
+  uint32_t x;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
 // Between two looks at a word that is not there yet.
 __device__ __forceinline__ void look_again() {}
 

@@ -7,8 +7,9 @@
 // step k − 2, and a peer that writes to a slot again has had this rank's words of the step after that clearing.
 //
 // One shot: each rank sends its rows to all, and adds all up. Two shots: a row's words go to the rank that owns it, which
-// sends the sum to all. In both, words are added in the order of ranks in fp32 and rounded once: all ranks get the same
-// bits, whichever way they came.
+// sends the sum to all. Of rows that were copied from the peers before, and lie there, a launch of this rank alone makes
+// the sum. In all three, words are added in the order of ranks in fp32 and rounded once: the bits are the same,
+// whichever way they came.
 // A CTA sends everything before it waits for anything, so that no order of CTAs leaves ranks waiting for each other. The
 // number of CTAs and whose rows are whose depend on the shape alone: they are the same on all ranks.
 #pragma once
@@ -23,6 +24,7 @@ constexpr int ALL_REDUCE_MOST_THREADS = 1024;
 constexpr uint32_t ABSENT = 0x80008000u;
 constexpr float E4M3_MAX = 448.0f, LEAST_SCALE = 1e-12f;
 
+enum class Way { ONE_SHOT, TWO_SHOTS, COPIED };
 enum class After { NOTHING, NORM, NORM_E4M3 };
 
 // Of this rank alone. `sent` and `summed`: 16-byte vectors of the message that lies in each slot.
@@ -32,7 +34,8 @@ struct AllReduceState {
 };
 
 struct AllReduceArguments {
-  unsigned char* inboxes[ALL_REDUCE_MOST_RANKS];  // [slots][ranks + 1][capacity]; the last place is for sums
+  unsigned char* inboxes[ALL_REDUCE_MOST_RANKS];  // [slots][ranks + 1][capacity]; the last place is for sums.
+                                                  // Of copied rows: each rank's [rows, vectors] on this GPU
   const uint4* x;                                 // [rows, vectors]
   void* out;                                      // of x's shape; may be x. Of e4m3, half as wide
   uint4* residual;                                // [rows, vectors], or null
@@ -75,7 +78,7 @@ __device__ __forceinline__ uint4 rounded(const float (&v)[8]) {
   return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
 
-template <bool two_shots, After after>
+template <Way way, After after>
 struct AllReduce {
   const AllReduceArguments& a;
   AllReduceShared& s;
@@ -100,7 +103,7 @@ struct AllReduce {
     for (int row = blockIdx.x; row < a.rows; row += gridDim.x) {
       for (int v = threadIdx.x; v < a.vectors; v += threads()) {
         const int64_t at = static_cast<int64_t>(row) * a.vectors + v;
-        if (!two_shots) {
+        if (way == Way::ONE_SHOT) {
           send_to_peers(a.rank, at, own(at));
         } else if (owner(row) != a.rank) {
           store_shared_with_peers(place(owner(row), slot, a.rank) + at * 16, own(at));
@@ -109,11 +112,16 @@ struct AllReduce {
     }
   }
 
+  __device__ __forceinline__ uint4 of_peer(int from, int64_t at) const {
+    if (way == Way::COPIED) return reinterpret_cast<const uint4*>(a.inboxes[from])[at];
+    return await(place(a.rank, slot, from) + at * 16);
+  }
+
   // All ranks' words of one vector, added up.
   __device__ __forceinline__ uint4 sum(int64_t at) const {
     float total[8] = {};
     for (int from = 0; from < a.ranks; ++from) {
-      add_pairs(total, from == a.rank ? own(at) : await(place(a.rank, slot, from) + at * 16));
+      add_pairs(total, from == a.rank ? own(at) : of_peer(from, at));
     }
     return present(rounded(total));
   }
@@ -131,7 +139,7 @@ struct AllReduce {
   }
 
   __device__ __forceinline__ uint4 whole(int64_t at) const {
-    if (two_shots) return await(place(a.rank, slot, a.ranks) + at * 16);
+    if (way == Way::TWO_SHOTS) return await(place(a.rank, slot, a.ranks) + at * 16);
     return sum(at);
   }
 
@@ -246,28 +254,36 @@ struct AllReduce {
     if (threadIdx.x != 0 || count_arrival(&a.state->arrived) != gridDim.x - 1) return;
     const uint32_t vectors = static_cast<uint32_t>(a.rows) * static_cast<uint32_t>(a.vectors);
     a.state->sent[slot] = vectors;
-    a.state->summed[slot] = two_shots ? vectors : 0;
+    a.state->summed[slot] = way == Way::TWO_SHOTS ? vectors : 0;
     a.state->arrived = 0;
     a.state->step = (slot + 1) % ALL_REDUCE_SLOTS;
   }
 };
 
-template <bool two_shots, After after>
+template <Way way, After after>
 __device__ __forceinline__ void sm90_all_reduce(const AllReduceArguments& a) {
   extern __shared__ unsigned char raw[];
   launch_dependents();
   grid_dependency_wait();
-  const AllReduce<two_shots, after> step{a, *reinterpret_cast<AllReduceShared*>(raw), static_cast<int>(a.state->step)};
+  AllReduceShared& shared = *reinterpret_cast<AllReduceShared*>(raw);
+  if (way == Way::COPIED) return AllReduce<way, after>{a, shared, 0}.finish();
+  const AllReduce<way, after> step{a, shared, static_cast<int>(a.state->step)};
   step.send();
-  if (two_shots) step.send_sums();
+  if (way == Way::TWO_SHOTS) step.send_sums();
   step.clear();
   step.finish();
   step.leave();
 }
 
+// A grid of one thread, which ends once a peer has written `value` behind what it copied here.
+__device__ __forceinline__ void sm90_await_peer(const uint32_t* word, uint32_t value) {
+  grid_dependency_wait();
+  while (load_word_of_peer(word) != value) look_again();
+}
+
 }  // namespace stoker
 
-#define STOKER_SM90_ALL_REDUCE(name, two_shots, after)                                                    \
+#define STOKER_SM90_ALL_REDUCE(name, way, after)                                                                  \
   extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ stoker::AllReduceArguments a) { \
-    stoker::sm90_all_reduce<two_shots, stoker::After::after>(a);                                          \
+    stoker::sm90_all_reduce<stoker::Way::way, stoker::After::after>(a);                                           \
   }
