@@ -30,16 +30,20 @@ class CompileFailed(RuntimeError):
     """A kernel that does not compile for this device, by name, with the compiler's words."""
 
 
-def compile_missing(missing: Iterable[Missing], report: Report) -> None:
+def compile_missing(missing: Iterable[Missing], report: Report, *, index: int = 0, among: int = 1) -> None:
     """Compile all of them, several at a time, each into the cache and its index.
 
-    Raises CompileFailed for the first that does not compile.
+    This process is number `index` `among` some of this machine that miss the same: each begins at another place of
+    the order, and finds there what others have compiled meanwhile. Raises CompileFailed for the first that does not
+    compile.
     """
     wanted = list(missing)
+    begin = len(wanted) * index // among
+    wanted = wanted[begin:] + wanted[:begin]
     for sm in {each.sm for each in wanted}:
         cached_index(sm)  # read once, here: compilers that read it at the same time would add to two of them
     done = 0
-    with ThreadPoolExecutor(min(MOST_COMPILERS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(MOST_COMPILERS, max(1, (os.cpu_count() or 1) // among))) as pool:
         running = {pool.submit(compile_one, each): each for each in wanted}
         for finished in as_completed(running):
             finished.result()
@@ -48,7 +52,7 @@ def compile_missing(missing: Iterable[Missing], report: Report) -> None:
 
 
 def compile_one(missing: Missing) -> Cubin:
-    """Compile one kernel into the cache → its entry, which the index of the cache has from now on.
+    """Compile one kernel into the cache, unless it is there → its entry, which this process's index has from now on.
 
     Raises CompileFailed.
     """

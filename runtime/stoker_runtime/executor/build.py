@@ -206,7 +206,8 @@ def _build(
     with phase("kernels", seconds):
         try:
             if device.type == "cuda":
-                supply_triton(executor.rehearse)
+                number = config.data_parallel_rank * config.ranks + (rank.place.rank if rank else 0)
+                supply_triton(executor.rehearse, index=number % config.local_ranks, among=config.local_ranks)
             executor.load_kernels(FIRST_GRAPHS)
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error

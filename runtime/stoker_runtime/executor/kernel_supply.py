@@ -84,10 +84,11 @@ def supply_cuda(device: torch.device) -> None:
         )  # fmt: skip
 
 
-def supply_triton(steps: Callable[[], None]) -> None:
+def supply_triton(steps: Callable[[], None], *, index: int = 0, among: int = 1) -> None:
     """Rehearse `steps`, then compile what they miss, several at a time, and rehearse again, which loads that.
 
-    Raises KernelUnavailableError for an op that has no kernel here, or one that does not compile.
+    `index`: of this rank `among` those of this machine, which share the work. Raises KernelUnavailableError for an op
+    that has no kernel here, or one that does not compile.
     """
     missing = _rehearsed(steps)
     if not missing:
@@ -99,7 +100,7 @@ def supply_triton(steps: Callable[[], None]) -> None:
     for sm in sorted({each.sm for each in missing.values()} - set(compiled_ahead())):
         log.info("kernels: none came compiled for sm_%d; %s", sm, ahead_command(sm))
     try:
-        compile_missing(missing.values(), BuildProgress("compiling Triton kernels"))
+        compile_missing(missing.values(), BuildProgress("compiling Triton kernels"), index=index, among=among)
     except (CompileFailed, OSError) as error:
         raise KernelUnavailableError(str(error), param="kernel") from error
     left = _rehearsed(steps)

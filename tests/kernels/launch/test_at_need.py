@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,30 @@ def test_all_that_is_missing_is_compiled_and_counted(cache: Path, monkeypatch: p
                                      {**wanted_commit().constants, "ROWS": 32}, {})]
     compile_missing((Missing(commit_kernel, each, SM, "") for each in wants), lambda *step: said.append(step))
     assert [step[:2] for step in said] == [(1, 2), (2, 2)]
+    assert all(find_cubin(SM, each) for each in wants)
+
+
+def test_ranks_share_what_they_all_miss(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins at another place, and what another one has compiled meanwhile is not compiled again."""
+    monkeypatch.setattr(at_need, "MOST_COMPILERS", 1)
+    wants = [replace(wanted_commit(), constants=wanted_commit().constants | {"ROWS": rows}) for rows in (8, 16, 32, 64)]
+    compiled: list[int] = []
+    compiling = aot.compile_variant
+
+    def counted(variant: aot.Variant) -> Any:
+        compiled.append(variant.constants["ROWS"])
+        if len(compiled) == 1:  # meanwhile the other rank has compiled two, each in a cache of its own eyes
+            for each in wants[:2]:
+                write(variant_of(Missing(commit_kernel, each, SM, "")), cache / f"sm_{SM}")
+        return compiling(variant)
+
+    write = aot.write_variant
+    monkeypatch.setattr(aot, "compile_variant", counted)
+    said: list[str] = []
+    missing = [Missing(commit_kernel, each, SM, "") for each in wants]
+    compile_missing(missing, lambda done, total, name: said.append(f"{done}/{total}"), index=1, among=2)
+    assert compiled == [32, 8, 16, 64], "the other rank's two within the first of its own, and then its own second"
+    assert said == ["1/4", "2/4", "3/4", "4/4"]
     assert all(find_cubin(SM, each) for each in wants)
 
 

@@ -113,7 +113,7 @@ class Machine:
 
     def __init__(self, missing: int, *, works: bool = True) -> None:
         self.left = [Missing(None, Wanted(f"kernel_{at}", "", {}, {}, {}), 90, "none came") for at in range(missing)]
-        self.rehearsals = 0
+        self.rehearsals, self.told = 0, (0, 1)
         self.works = works
 
     def steps(self) -> None:
@@ -122,8 +122,11 @@ class Machine:
         for each in self.left:
             rehearsal.note_missing(each)
 
-    def compile(self, missing: Iterable[Missing], report: Callable[[int, int, str], None]) -> None:
+    def compile(
+        self, missing: Iterable[Missing], report: Callable[[int, int, str], None], *, index: int, among: int
+    ) -> None:
         assert not rehearsal.rehearsing()
+        self.told = (index, among)
         wanted = list(missing)
         for at, each in enumerate(wanted, 1):
             report(at, len(wanted), each.wanted.kernel)
@@ -139,8 +142,9 @@ def test_what_a_rehearsal_misses_is_compiled_before_the_first_step(
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     monkeypatch.setattr(at_need, "compile_missing", machine.compile)
     caplog.set_level(logging.INFO)
-    supply_triton(machine.steps)
+    supply_triton(machine.steps, index=2, among=5)
     assert machine.rehearsals == (2 if missing else 1)
+    assert machine.told == ((2, 5) if missing else (0, 1))
     assert ("3 of 3 after" in caplog.text) == bool(missing)
     command = "none came compiled for sm_90; python -m stoker_kernels.launch.aot --sm 90"
     for words in ("once: kernel_0, kernel_1, kernel_2", command):
@@ -148,7 +152,7 @@ def test_what_a_rehearsal_misses_is_compiled_before_the_first_step(
 
 
 def test_a_kernel_that_does_not_compile_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise CompileFailed("decode_kernel does not compile for sm_90: too large")
 
     monkeypatch.setattr(at_need, "compile_missing", fails)
