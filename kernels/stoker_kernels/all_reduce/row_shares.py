@@ -63,18 +63,44 @@ class Layout:
         """Where they begin; all rows do at 0."""
         return self.tokens * self.row_bytes
 
-    def part(self, sender: int) -> int:
-        """Where the part of `sender` begins."""
-        return self.scales + self.tokens * 16 + sender * share_rows(self.tokens, self.ranks) * self.row_bytes
+    @property
+    def parts(self) -> int:
+        """Where the first part begins, on 16 bytes."""
+        return self.scales + -(-self.tokens // 4) * 16
+
+    def part(self, owner: int, sender: int) -> int:
+        """Where in the memory of `owner` the part of `sender`, another rank, begins."""
+        place = (sender - owner - 1) % self.ranks
+        return self.parts + place * share_rows(self.tokens, self.ranks) * self.row_bytes
 
     def word(self, told: Told, sender: int) -> int:
         """Where `sender` writes what it tells."""
-        return self.part(self.ranks) + (told * self.ranks + sender) * 4
+        words = self.part(0, self.ranks)  # behind the part of the last of the others
+        return words + (told * self.ranks + sender) * 4
 
     @property
     def size(self) -> int:
         """All of it, in bytes."""
         return self.word(Told.ROWS, self.ranks)
+
+
+class CopyLane:
+    """Copies from this GPU to any other's memory, one after the other, beside what the GPU computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream, self._ready = torch.cuda.Stream(device), torch.cuda.Event()
+
+    def begin(self) -> None:
+        """Let the copies that follow begin behind what is queued by now on the current stream."""
+        self._ready.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._ready)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Queue a copy of `size` bytes between two addresses."""
+        from cuda.bindings import driver
+
+        checked("cuMemcpyAsync", driver.cuMemcpyAsync(to, source, size, self._stream.cuda_stream))
 
 
 class RowShares:
@@ -83,15 +109,16 @@ class RowShares:
     quiet = False
     """Copy nothing and wait for nobody meanwhile: for a rehearsal, whose values do not count."""
 
-    def __init__(self, memory: PeerMemory, layout: Layout, device: torch.device, least: int) -> None:
-        self._memory, self._layout, self._device, self._least = memory, layout, device, least
+    def __init__(self, memory: PeerMemory, layout: Layout, held: Tensor, lane: CopyLane, least: int) -> None:
+        """`held`: the own piece of `memory` as bytes, laid out by `layout`. `least`: tokens of a step so shared out."""
+        device = held.device
+        self._memory, self._layout, self._device = memory, layout, device
+        self._lane, self._least = lane, least
         self._rank, self._ranks = memory.rank, memory.ranks
-        held = torch.as_tensor(_Held(memory.own, layout.size), device=device)
         rows = held[: layout.scales]
         self._rows = rows.view(torch.bfloat16).view(-1, layout.hidden)
         self._e4m3 = rows[: layout.tokens * layout.hidden].view(torch.float8_e4m3fn).view(-1, layout.hidden)
         self._scales = held[layout.scales :][: layout.tokens * 4].view(torch.float32).view(-1, 1)
-        self._side, self._ready = torch.cuda.Stream(device), torch.cuda.Event()
         self._numbers = torch.arange(NUMBERS, dtype=torch.int32, device=device)
         self.exchanges = 1
         """How many there were: the number of the one under way."""
@@ -119,7 +146,7 @@ class RowShares:
             self._own = part
             return
         self._lent.append(part)  # until the owner has it
-        place = self._layout.part(self._rank) + at * self._layout.row_bytes
+        place = self._layout.part(share.owner, self._rank) + at * self._layout.row_bytes
         self._send(share.owner, [(place, part)], Told.PARTS, last=at + len(part) == len(share))
 
     def sum_add_rms_norm(
@@ -136,7 +163,7 @@ class RowShares:
             self._await(Told.PARTS, rank)
         own, self._own = self._own, None
         out, scales = (self._e4m3[rows], self._scales[rows]) if quantized else (self._rows[rows], None)
-        parts = [self._memory.own + layout.part(rank) for rank in range(self._ranks)]
+        parts = [self._memory.own + layout.part(self._rank, rank) for rank in range(self._ranks)]
         launch_sum_of_copied(parts, self._rank, own, out, Norm(residual, weight, eps, scales))
         width = layout.hidden if quantized else layout.row_bytes
         sent = [(share.start * width, out)]
@@ -187,17 +214,11 @@ class RowShares:
         if self.quiet or rehearsing():
             return
         begin, number = self._memory.addresses[to], self._numbers.data_ptr() + 4 * self._number()
-        self._ready.record(torch.cuda.current_stream(self._device))
-        self._side.wait_event(self._ready)
+        self._lane.begin()
         for place, piece in pieces:
-            self._copy(begin + place, piece.data_ptr(), piece.nbytes)
+            self._lane.copy(begin + place, piece.data_ptr(), piece.nbytes)
         if last:
-            self._copy(begin + self._layout.word(told, self._rank), number, 4)
-
-    def _copy(self, to: int, source: int, size: int) -> None:
-        from cuda.bindings import driver
-
-        checked("cuMemcpyAsync", driver.cuMemcpyAsync(to, source, size, self._side.cuda_stream))
+            self._lane.copy(begin + self._layout.word(told, self._rank), number, 4)
 
     def _await(self, told: Told, sender: int) -> None:
         if not self.quiet:
@@ -223,4 +244,5 @@ def row_shares(
     """
     layout = Layout(tokens[-1], hidden, ranks)
     memory = open_memory(device, rank, ranks, exchange, layout.size, 0, partial(load, device))
-    return RowShares(memory, layout, device, tokens.start)
+    held = torch.as_tensor(_Held(memory.own, layout.size), device=device)
+    return RowShares(memory, layout, held, CopyLane(device), tokens.start)

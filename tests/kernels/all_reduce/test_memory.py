@@ -173,7 +173,8 @@ def test_what_ranks_copy_to_each_other_lies_apart(ranks: int) -> None:
     layout = Layout(random.randrange(ranks * LEAST_SHARE, 20_000), hidden, ranks)
     part = max(share_rows(tokens, ranks) for tokens in (layout.tokens, ranks * LEAST_SHARE)) * hidden * 2
     places = [(0, layout.tokens * hidden * 2), (layout.scales, layout.tokens * 4)]
-    places += [(layout.part(sender), part) for sender in range(ranks)]
+    owner = random.randrange(ranks)
+    places += [(layout.part(owner, sender), part) for sender in range(ranks) if sender != owner]
     places += [(layout.word(told, sender), 4) for told in Told for sender in range(ranks)]
     places.sort()
     for (begin, size), (following, _) in itertools.pairwise(places):
