@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.chip import HOPPER_SHARED, chip_of
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, plane_row_bytes
@@ -30,7 +30,7 @@ MOST_TOKENS = 64  # for which reading the weight anew is faster than what else t
 UNIT_ROWS, MOST_DEPTH = 16, 3
 MAX_SPLIT = 8  # CTAs of a portable cluster
 MOST_COLUMNS = MAX_SPLIT * 16 * STEP  # of which a cluster holds x of eight tokens
-SHARED_BYTES = {1: 227 * 1024, 2: 113 * 1024}  # of a CTA, where one or two share an SM
+SHARED_BYTES = {1: HOPPER_SHARED, 2: 113 * 1024}  # of a CTA, where one or two share an SM
 # What a warp takes for a unit where a CTA has an SM, and what adding up in a cluster does: the order of choices is what
 # they are for.
 UNIT_US, CLUSTER_US = 0.6, 1.2

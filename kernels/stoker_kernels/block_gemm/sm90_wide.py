@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.chip import HOPPER_SHARED, chip_of
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows
@@ -29,7 +29,6 @@ STEM, ARCH = "sm90_blocks_wide", "sm_90a"
 FORMATS = tuple(PLANE_KINDS)
 ROW_MULTIPLE = 4  # rows whose scales and factors begin on multiples of 16 bytes
 MAX_SPLIT = 8  # CTAs of a portable cluster
-SHARED_LIMIT = 227 * 1024
 MOST_STAGES = 4
 HALF = STEP // 2  # columns of a stage
 RANGES = 0  # in place of a split: CTAs have equal ranges of the half steps of all tiles
@@ -103,7 +102,7 @@ class WideTile:
 
     def stages(self, name: str) -> int:
         """Of planes; STAGES of csrc/wide_ring.cuh."""
-        free = SHARED_LIMIT - 1024 - self.x_stages * (self.tokens * 128 + 16) - 16 * MOST_STAGES
+        free = HOPPER_SHARED - 1024 - self.x_stages * (self.tokens * 128 + 16) - 16 * MOST_STAGES
         free -= self.tables_bytes(name)
         return min(MOST_STAGES, free // self.stage_bytes(name))
 

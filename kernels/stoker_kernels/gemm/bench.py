@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from stoker_kernels.gemm import small
-from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Family, Operands, Tile
+from stoker_kernels.gemm.small import PAIR_BYTES, Family, Operands, Tile
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.quant import FP8
 
 BANDWIDTH = 4.33e12  # bytes/s that a read-only reduction reaches on an H200
@@ -40,7 +41,7 @@ CLUSTER_KERNELS = ((64, 1), (64, 2), (128, 1), (128, 2))  # rows, chunks
 CLUSTER_SIZES = (1, 2, 3, 4, 8)
 MULTICAST_ROWS, MULTICAST_TOKENS = (64, 128), (64, 128)
 MOST_CTAS = 8  # of a cluster
-RINGS = ((PAIR_BYTES, 1), (PAIR_BYTES, 2), (SHARED_LIMIT, 1))  # bytes of shared memory, CTAs an SM
+RINGS = ((PAIR_BYTES, 1), (PAIR_BYTES, 2), (HOPPER_SHARED, 1))  # bytes of shared memory, CTAs an SM
 CHECK_TOKENS = (1, 3, 7, 8, 16, 33, 64, 100, 128)
 CHECK_SHAPES = ((3584, 3584), (4608, 3584), (1024, 2048), (1000, 1152), (64, 128), (20480, 1024))
 
@@ -50,7 +51,7 @@ def candidates(family: str, tokens: int) -> list[Tile]:
     if family.startswith("multicast"):
         return _multicast_tiles(tokens)
     every = (
-        filled("cluster", rows, chunks, tokens, PAIR_BYTES if tokens <= 32 else SHARED_LIMIT, ctas, cluster)
+        filled("cluster", rows, chunks, tokens, PAIR_BYTES if tokens <= 32 else HOPPER_SHARED, ctas, cluster)
         for (rows, chunks), cluster, ctas in itertools.product(CLUSTER_KERNELS, CLUSTER_SIZES, (1, 2))
     )
     return [tile for tile in every if tile is not None]
@@ -75,7 +76,7 @@ def _multicast_tiles(tokens: int) -> list[Tile]:
     clusters = [(share, share * split) for share in (1, 2, 4) for split in range(1, MOST_CTAS // share + 1)]
     every = (
         filled("multicast", rows, 1, tokens, budget, 1, cluster, share)
-        for rows, (share, cluster), budget in itertools.product(MULTICAST_ROWS, clusters, (PAIR_BYTES, SHARED_LIMIT))
+        for rows, (share, cluster), budget in itertools.product(MULTICAST_ROWS, clusters, (PAIR_BYTES, HOPPER_SHARED))
         if cluster > 1
     )
     return [tile for tile in every if tile is not None]

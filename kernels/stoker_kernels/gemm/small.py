@@ -20,11 +20,11 @@ import torch
 
 from stoker_kernels.gemm.cluster_split import ClusterSplit, MulticastSplit
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.quant import FP8
 
 MAX_TOKENS = 128
 TOKEN_TILES = (8, 16, 32, 64, 128)
-SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 GROUP_ROWS = 64
 STAGING_PITCH = GROUP_ROWS * 2 + 16
 PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
@@ -208,7 +208,7 @@ def cut(tile: Tile, weight: torch.Tensor) -> ClusterSplit | MulticastSplit:
 
 
 def _cut(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> ClusterSplit | MulticastSplit:
-    room = SHARED_LIMIT if tile.ctas_per_sm == 1 else PAIR_BYTES
+    room = HOPPER_SHARED if tile.ctas_per_sm == 1 else PAIR_BYTES
     return partition(tile, n, k * dtype.itemsize,
                      lambda: cuda.resident_clusters(load(tile, dtype, device), tile.cluster, room))
 
@@ -232,7 +232,7 @@ def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device
 
 def with_shrunk(tile: Tile, size: int) -> Tile | None:
     """`tile` for adapters whose A·x of all its tokens has `size` bytes, with fewer stages if need be; None: no room."""
-    budget = PAIR_BYTES if tile.shared_bytes <= PAIR_BYTES else SHARED_LIMIT
+    budget = PAIR_BYTES if tile.shared_bytes <= PAIR_BYTES else HOPPER_SHARED
     fewer = (replace(tile, stages=stages, shrunk_bytes=size) for stages in range(tile.stages, 1, -1))
     return next((each for each in fewer if each.shared_bytes <= budget), None)
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from stoker_kernels.gemm import small
-from stoker_kernels.gemm.small import RESIDENT, SHARED_LIMIT, Operands
+from stoker_kernels.gemm.small import RESIDENT, Operands
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 
 ARCH = "sm_90a"
 TOKENS = (128, 192, 256)  # of a tile: all tokens of the product
@@ -69,7 +70,7 @@ class SpreadTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (SHARED_LIMIT - 1024 - 32) // (self.stage_bytes + 16)
+        return (HOPPER_SHARED - 1024 - 32) // (self.stage_bytes + 16)
 
     @property
     def shared_bytes(self) -> int:
@@ -82,7 +83,7 @@ class SpreadTile:
     def compiled(self) -> bool:
         """Whether there is such a kernel, and room for its ring."""
         whole = self.share in SHARES and self.parts >= 1 and self.cluster <= MOST_CTAS
-        return whole and self.rows in ROWS.get(self.tokens, ()) and self.shared_bytes <= SHARED_LIMIT
+        return whole and self.rows in ROWS.get(self.tokens, ()) and self.shared_bytes <= HOPPER_SHARED
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""

@@ -22,7 +22,6 @@ from stoker_kernels.gemm.small import (
     MAX_TOKENS,
     PAIR_BYTES,
     RESIDENT,
-    SHARED_LIMIT,
     TOKEN_TILES,
     Family,
     Tile,
@@ -32,6 +31,7 @@ from stoker_kernels.gemm.spread import SpreadTile
 from stoker_kernels.gemm.tiles import AnyTile
 from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
 from stoker_kernels.gemm.wide import CLUSTER, FEW_TOKENS, TOKENS, WideTile, pairing, tiles_for
+from stoker_kernels.launch.chip import HOPPER_SHARED
 
 _WIDE = re.compile(r"(\d+)([rt]?)(?:m(\d+))?")
 _SPREAD = re.compile(r"(\d+)s(\d+)(?:m(\d+))?k(\d+)")
@@ -330,7 +330,7 @@ def parse(text: str, tokens: int) -> Tile:
     rows, chunks, share, split, ring = found.groups()
     family: Family = "multicast" if share else "cluster"
     cluster = int(share or 1) * int(split)
-    budget = PAIR_BYTES if ring else SHARED_LIMIT
+    budget = PAIR_BYTES if ring else HOPPER_SHARED
     for stages in range(16, 1, -1):
         ctas = 2 if ring == "=" else 1
         tile = Tile(family, int(rows), int(chunks), tokens, stages, ctas, cluster, share=int(share or 1))

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoker_kernels.gemm.small import SHARED_LIMIT, Operands, refused_rows, stem_of
+from stoker_kernels.gemm.small import Operands, refused_rows, stem_of
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.quant import FP8
 
 TOKENS, FEW_TOKENS = 128, 64  # of a CTA's tile, where it has no other number; the least
@@ -61,7 +62,7 @@ class WideTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (SHARED_LIMIT - 1024) // (self.stage_bytes + 16)
+        return (HOPPER_SHARED - 1024) // (self.stage_bytes + 16)
 
     @property
     def shared_bytes(self) -> int:
@@ -183,7 +184,7 @@ def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     (n, k), m, device, dtype = o.weight.shape, o.x.shape[0], o.x.device, o.weight.dtype
     name = stem(dtype, fixed=tile.parts > 0)
     chosen = cuda.kernel(name, ARCH, tile.kernel_name(dtype), tile.shared_bytes, tile.threads, device.index or 0)
-    resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
+    resident = cuda.resident_clusters(chosen, CLUSTER, HOPPER_SHARED)
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(

@@ -50,6 +50,10 @@ class Chip:
         return self.shared_bytes >= LARGE_KIB * 1024
 
 
+HOPPER_SHARED = SHARED_KIB[WGMMA_SM] * 1024
+"""Bytes of shared memory that one block of SM 9.0 may have: for the kernels that are made for it alone."""
+
+
 @functools.cache
 def chip_of(sm: int) -> Chip:
     """The chip of capability `sm`: 86 for 8.6."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.sampling import triton_sampling
 from stoker_kernels.sampling.state import MAX_BIAS, SamplingState
@@ -24,7 +25,6 @@ THREADS = 512
 FEW_ROWS, MOST_CTAS, LEAST_CTAS = 16, 8, 4
 VECTOR = 8  # ids that a thread takes at a time
 STATE_BYTES = 39_120  # SampleShared of csrc/sample_state.cuh
-SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 class SampleArguments(ctypes.Structure):
@@ -52,7 +52,7 @@ def shared_bytes(vocab: int, cluster: int, adjust: bool) -> int:
 def cluster_for(rows: int, vocab: int, adjust: bool) -> int | None:
     """The CTAs that take a row together; None where no cluster holds a row of this vocabulary."""
     sizes = (MOST_CTAS,) if rows <= FEW_ROWS else (LEAST_CTAS, MOST_CTAS)
-    return next((size for size in sizes if shared_bytes(vocab, size, adjust) <= SHARED_LIMIT), None)
+    return next((size for size in sizes if shared_bytes(vocab, size, adjust) <= HOPPER_SHARED), None)
 
 
 def sample_arguments(

@@ -17,6 +17,7 @@ from tests.kernels.emulator.machine import Machine
 
 from stoker_kernels.block_gemm import sm90_wide
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 
 SOURCES = (
     *("sm90_blocks_wide.cu", "blocks_wide.cuh", "wide_units.cuh", "wide_ring.cuh", "plane_numbers.cuh", "silu.cuh"),
@@ -39,7 +40,7 @@ class WideBlockMachine(Machine):
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= sm90_wide.SHARED_LIMIT
+        assert kernel.shared_bytes <= HOPPER_SHARED
         launch = self.told(kernel, grid, cluster)
         given = (ctypes.byref(argument) for argument in arguments)
         self.library.run_blocks_wide(kernel.handle, *given, ctypes.byref(launch))

@@ -16,7 +16,7 @@ from tests.kernels.emulator.machine import Machine
 
 from stoker_kernels.fragment_gemm import sm90
 from stoker_kernels.fragment_gemm.tiles import NUMBERS
-from stoker_kernels.gemm.small import SHARED_LIMIT
+from stoker_kernels.gemm.small import HOPPER_SHARED
 from stoker_kernels.launch import cuda
 
 SOURCES = (
@@ -41,7 +41,7 @@ class FragmentMachine(Machine):
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= SHARED_LIMIT
+        assert kernel.shared_bytes <= HOPPER_SHARED
         tiles = {numbers.kernel_name(tile): tile for numbers in NUMBERS for tile in numbers.tiles}
         resident = tiles[kernel.name].ctas if kernel.name in tiles else 1  # what dequantizes has no tile
         assert (kernel.shared_bytes + 1024) * resident <= SHARED_OF_SM

@@ -16,6 +16,7 @@ from tests.kernels.emulator.machine import Machine
 
 from stoker_kernels.gemm import adapted, small, wide
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.lora import cluster_shrink, mma_expand
 
 SOURCES = (
@@ -80,7 +81,7 @@ class GemmMachine(Machine):
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= small.SHARED_LIMIT
+        assert kernel.shared_bytes <= HOPPER_SHARED
         self.clusters, self.ran = grid // cluster, kernel.name
         launch = self.told(kernel, grid, cluster, self.words if "adapted" in kernel.name else None)
         kinds = {"expand": "lora_expand", "shrink": "lora_shrink", "adapted": "adapted_gemm"}

@@ -5,9 +5,10 @@ from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.gemm import linear, linear_silu_mul, table, tiles, wide
 from stoker_kernels.gemm.bench import complaint
 from stoker_kernels.gemm.reference import dequantize_activations, linear_fp64, silu_mul_fp64, sum_error
-from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
+from stoker_kernels.gemm.small import PAIR_BYTES, Operands, Tile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8, quantize_weight
 
 
@@ -79,7 +80,7 @@ def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
         return
     assert tile.gated
     assert tile.tokens >= m
-    assert tile.shared_bytes <= (PAIR_BYTES if isinstance(tile, Tile) and tile.ctas_per_sm == 2 else SHARED_LIMIT)
+    assert tile.shared_bytes <= (PAIR_BYTES if isinstance(tile, Tile) and tile.ctas_per_sm == 2 else HOPPER_SHARED)
 
 
 def test_a_wide_tile_serves_few_tokens_where_it_has_work_for_all_sms() -> None:
@@ -152,7 +153,7 @@ def test_a_wide_tile_fills_shared_memory(rows: int, stages: int) -> None:
     assert WideTile(rows, True, tokens=64).stages >= stages >= WideTile(rows, True, tokens=192).stages
     tile = WideTile(rows, gated=True)
     assert tile.stages == stages
-    assert SHARED_LIMIT - tile.stage_bytes < tile.shared_bytes <= SHARED_LIMIT
+    assert HOPPER_SHARED - tile.stage_bytes < tile.shared_bytes <= HOPPER_SHARED
 
 
 def test_two_kernels_serve_elsewhere_and_equal_their_ops() -> None:

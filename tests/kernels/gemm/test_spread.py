@@ -12,9 +12,10 @@ from tests.kernels.gemm.test_sm90_gemm import product, scaled_product
 
 from stoker_kernels.gemm import bench, spread, table, tiles
 from stoker_kernels.gemm.reference import sum_error
-from stoker_kernels.gemm.small import SHARED_LIMIT, Operands
+from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.spread import SpreadTile
 from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.quant import LinearWeight, Quantized
 
 BF16 = torch.bfloat16
@@ -85,7 +86,7 @@ def test_tiles_worth_timing_are_compiled_and_run_at_once(m: int, seed: int) -> N
     assert len(set(found)) == len(found)
     for tile in found:
         assert m <= tile.tokens < m + 64
-        assert tile.shared_bytes <= SHARED_LIMIT
+        assert tile.shared_bytes <= HOPPER_SHARED
         assert tile.stages >= 2
         assert spread.SMS_AT_WORK <= tile.clusters(n) * tile.cluster <= 132
         assert 2 * tile.parts <= k_blocks

@@ -1,7 +1,8 @@
 import pytest
 
 from stoker_kernels.gemm import table
-from stoker_kernels.gemm.small import SHARED_LIMIT, TOKEN_TILES
+from stoker_kernels.gemm.small import TOKEN_TILES
+from stoker_kernels.launch.chip import HOPPER_SHARED
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -11,7 +12,7 @@ def test_every_entry_is_a_tile_that_fits(fp8: bool) -> None:
             tile = table.own_tile(fp8, n, k, tokens)
             assert tile.tokens == tokens
             assert tile.stages >= 2
-            assert tile.shared_bytes <= SHARED_LIMIT
+            assert tile.shared_bytes <= HOPPER_SHARED
             assert tile.cluster <= 8
             assert tile.family == "cluster" or (tile.tokens > 32 and tile.cluster > 1)
 
@@ -53,7 +54,7 @@ def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
     tile = table.parse(text, tokens)
     assert table.text_of(tile) == text
     assert tile.tokens == tokens
-    assert tile.shared_bytes <= SHARED_LIMIT
+    assert tile.shared_bytes <= HOPPER_SHARED
 
 
 @pytest.mark.parametrize("text", ["64", "64x2", "64x2k", "x2k1", "64x2k1+", "256x2k1-"])

@@ -51,7 +51,7 @@ class Machine:
         sm90_grouped._weight_map.cache_clear()  # by address
 
     def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        assert shared_bytes <= operands.SHARED_LIMIT
+        assert shared_bytes <= operands.HOPPER_SHARED
         which = next(i for i, kind in enumerate(KINDS) if kind in name)
         return cuda.Kernel(name, (which, int("gate_up" in name)), shared_bytes, threads)
 

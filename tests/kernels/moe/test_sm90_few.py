@@ -157,7 +157,7 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rows have" in str(sm90_few.refusal(x.t().contiguous().t(), routes, weights, None))
     odd = random_experts(4, 44, 80, torch.bfloat16, CPU)
     assert "44" in str(sm90_few.refusal(x, routes, odd, None))
-    monkeypatch.setattr(operands, "SHARED_LIMIT", 60_000)
+    monkeypatch.setattr(operands, "HOPPER_SHARED", 60_000)
     assert "shared memory" in str(sm90_few.refusal(x, routes, weights, None))
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "9 tokens" in str(sm90_packed.refusal(torch.randn(9, 160).bfloat16(), routes, weights, None))
     odd = quantize_experts(random_experts(4, 192, 384, torch.bfloat16, CPU), "int4", 96)
     assert "96" in str(sm90_packed.refusal(torch.randn(3, 384).bfloat16(), routes, odd, None))
-    monkeypatch.setattr(operands, "SHARED_LIMIT", 6_000)
+    monkeypatch.setattr(operands, "HOPPER_SHARED", 6_000)
     assert "shared memory" in str(sm90_packed.refusal(x, routes, weights, None))
 
 

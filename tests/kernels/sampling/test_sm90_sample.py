@@ -10,11 +10,11 @@ import torch
 from tests.kernels.emulator.build import compile_emulated
 
 from stoker_kernels.launch import nvcc
+from stoker_kernels.launch.chip import HOPPER_SHARED
 from stoker_kernels.sampling import SamplingState, SlotSampling, pack_slot_sampling, reference
 from stoker_kernels.sampling.sm90_sample import (
     LEAST_CTAS,
     MOST_CTAS,
-    SHARED_LIMIT,
     STATE_BYTES,
     THREADS,
     SampleArguments,
@@ -192,7 +192,7 @@ def test_the_largest_published_vocabularies_fit() -> None:
         for adjust in (False, True):
             cluster = cluster_for(rows, 262_208, adjust)
             assert cluster is not None
-            assert shared_bytes(262_208, cluster, adjust) <= SHARED_LIMIT
+            assert shared_bytes(262_208, cluster, adjust) <= HOPPER_SHARED
             assert span_of(262_208, cluster) * cluster >= 262_208
     assert cluster_for(300, 151_936, adjust=False) == LEAST_CTAS
     assert cluster_for(300, 10_000_000, adjust=False) is None

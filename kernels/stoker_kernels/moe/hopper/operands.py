@@ -8,12 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.chip import HOPPER_SHARED, chip_of
 from stoker_kernels.launch.dispatch import sm_of
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights
 
 KINDS: tuple[ExpertKind, ...] = ("dense", "fp8_channel", "fp8_block")
-SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
 def operands_refusal(
@@ -51,6 +50,6 @@ def few_refusal(
 
 def room_refusal(room: int, tokens: int, top_k: int, ffn: int) -> str | None:
     """None where a CTA may have so many bytes of shared memory, else why not."""
-    if room <= SHARED_LIMIT:
+    if room <= HOPPER_SHARED:
         return None
     return f"{tokens} tokens of {top_k} experts of width {ffn} need {room} bytes of shared memory"
