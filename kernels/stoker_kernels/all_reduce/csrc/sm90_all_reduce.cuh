@@ -10,8 +10,9 @@
 // sends the sum to all. Of rows that were copied from the peers before, and lie there, a launch of this rank alone makes
 // the sum. In all three, words are added in the order of ranks in fp32 and rounded once: the bits are the same,
 // whichever way they came.
-// A CTA sends everything before it waits for anything, so that no order of CTAs leaves ranks waiting for each other. The
-// number of CTAs and whose rows are whose depend on the shape alone: they are the same on all ranks.
+// In one shot a CTA sends its next row before it waits for this one, so that the wire is busy while it adds up; in two it
+// sends everything before it waits for anything. It waits for the same CTA of its peers alone, all CTAs of a launch run at
+// once, and the number of CTAs and whose rows are whose depend on the shape alone: no rank waits for one that waits for it.
 #pragma once
 #include "peer_ptx.cuh"
 
@@ -88,37 +89,36 @@ struct AllReduce {
   __device__ __forceinline__ unsigned char* place(int to, int in_slot, int from) const {
     return a.inboxes[to] + (static_cast<int64_t>(in_slot) * (a.ranks + 1) + from) * a.capacity;
   }
+  __device__ __forceinline__ uint32_t vector_of(int row, int v) const { return row * a.vectors + v; }
   __device__ __forceinline__ int owner(int row) const { return (row + row / static_cast<int>(gridDim.x)) % a.ranks; }
-  __device__ __forceinline__ uint4 own(int64_t at) const { return present(a.x[at]); }
+  __device__ __forceinline__ uint4 own(uint32_t at) const { return present(a.x[at]); }
 
   // Peers are visited from the next one on, so that not all write to the same one first.
-  __device__ __forceinline__ void send_to_peers(int from, int64_t at, uint4 x) const {
+  __device__ __forceinline__ void send_to_peers(int from, uint32_t at, uint4 x) const {
     for (int i = 1; i < a.ranks; ++i) {
       const int to = (a.rank + i) % a.ranks;
-      store_shared_with_peers(place(to, slot, from) + at * 16, x);
+      store_shared_with_peers(place(to, slot, from) + static_cast<int64_t>(at) * 16, x);
     }
   }
 
-  __device__ __forceinline__ void send() const {
-    for (int row = blockIdx.x; row < a.rows; row += gridDim.x) {
-      for (int v = threadIdx.x; v < a.vectors; v += threads()) {
-        const int64_t at = static_cast<int64_t>(row) * a.vectors + v;
-        if (way == Way::ONE_SHOT) {
-          send_to_peers(a.rank, at, own(at));
-        } else if (owner(row) != a.rank) {
-          store_shared_with_peers(place(owner(row), slot, a.rank) + at * 16, own(at));
-        }
+  __device__ __forceinline__ void send(int row) const {
+    for (int v = threadIdx.x; v < a.vectors; v += threads()) {
+      const uint32_t at = vector_of(row, v);
+      if (way == Way::ONE_SHOT) {
+        send_to_peers(a.rank, at, own(at));
+      } else if (owner(row) != a.rank) {
+        store_shared_with_peers(place(owner(row), slot, a.rank) + static_cast<int64_t>(at) * 16, own(at));
       }
     }
   }
 
-  __device__ __forceinline__ uint4 of_peer(int from, int64_t at) const {
+  __device__ __forceinline__ uint4 of_peer(int from, uint32_t at) const {
     if (way == Way::COPIED) return reinterpret_cast<const uint4*>(a.inboxes[from])[at];
-    return await(place(a.rank, slot, from) + at * 16);
+    return await(place(a.rank, slot, from) + static_cast<int64_t>(at) * 16);
   }
 
   // All ranks' words of one vector, added up.
-  __device__ __forceinline__ uint4 sum(int64_t at) const {
+  __device__ __forceinline__ uint4 sum(uint32_t at) const {
     float total[8] = {};
     for (int from = 0; from < a.ranks; ++from) {
       add_pairs(total, from == a.rank ? own(at) : of_peer(from, at));
@@ -130,16 +130,16 @@ struct AllReduce {
     for (int row = blockIdx.x; row < a.rows; row += gridDim.x) {
       if (owner(row) != a.rank) continue;
       for (int v = threadIdx.x; v < a.vectors; v += threads()) {
-        const int64_t at = static_cast<int64_t>(row) * a.vectors + v;
+        const uint32_t at = vector_of(row, v);
         const uint4 x = sum(at);
         send_to_peers(a.ranks, at, x);
-        store_shared_with_peers(place(a.rank, slot, a.ranks) + at * 16, x);
+        store_shared_with_peers(place(a.rank, slot, a.ranks) + static_cast<int64_t>(at) * 16, x);
       }
     }
   }
 
-  __device__ __forceinline__ uint4 whole(int64_t at) const {
-    if (way == Way::TWO_SHOTS) return await(place(a.rank, slot, a.ranks) + at * 16);
+  __device__ __forceinline__ uint4 whole(uint32_t at) const {
+    if (way == Way::TWO_SHOTS) return await(place(a.rank, slot, a.ranks) + static_cast<int64_t>(at) * 16);
     return sum(at);
   }
 
@@ -159,16 +159,14 @@ struct AllReduce {
 
   // ---- what follows the sum ----------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void finish() const {
-    for (int row = blockIdx.x; row < a.rows; row += gridDim.x) {
-      if (after == After::NOTHING) {
-        for (int v = threadIdx.x; v < a.vectors; v += threads()) {
-          const int64_t at = static_cast<int64_t>(row) * a.vectors + v;
-          static_cast<uint4*>(a.out)[at] = whole(at);
-        }
-      } else {
-        norm(row);
+  __device__ __forceinline__ void finish(int row) const {
+    if (after == After::NOTHING) {
+      for (int v = threadIdx.x; v < a.vectors; v += threads()) {
+        const uint32_t at = vector_of(row, v);
+        static_cast<uint4*>(a.out)[at] = whole(at);
       }
+    } else {
+      norm(row);
     }
   }
 
@@ -179,7 +177,7 @@ struct AllReduce {
     for (int i = 0; i < ALL_REDUCE_PER_THREAD; ++i) {
       const int v = threadIdx.x + i * threads();
       if (v < a.vectors) {
-        const int64_t at = static_cast<int64_t>(row) * a.vectors + v;
+        const uint32_t at = vector_of(row, v);
         add_pairs(values[i], a.residual[at]);
         add_pairs(values[i], whole(at));
         const uint4 kept = rounded(values[i]);
@@ -205,7 +203,7 @@ struct AllReduce {
 #pragma unroll
     for (int i = 0; i < ALL_REDUCE_PER_THREAD; ++i) {
       const int v = threadIdx.x + i * threads();
-      if (v < a.vectors) store(static_cast<int64_t>(row) * a.vectors + v, values[i], unit);
+      if (v < a.vectors) store(vector_of(row, v), values[i], unit);
     }
   }
 
@@ -220,7 +218,7 @@ struct AllReduce {
     for (int i = 0; i < 8; ++i) values[i] = values[i] * factor * weights[i];
   }
 
-  __device__ __forceinline__ void store(int64_t at, const float (&v)[8], float unit) const {
+  __device__ __forceinline__ void store(uint32_t at, const float (&v)[8], float unit) const {
     if (after == After::NORM) {
       static_cast<uint4*>(a.out)[at] = rounded(v);
     } else {
@@ -248,6 +246,24 @@ struct AllReduce {
 
   static __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
 
+  __device__ __forceinline__ void run() const {
+    const int first = blockIdx.x, step = gridDim.x;
+    if (way == Way::TWO_SHOTS) {
+      for (int row = first; row < a.rows; row += step) send(row);
+      send_sums();
+    }
+#pragma unroll 1  // one copy of what stands within
+    for (int row = first - step; row < a.rows; row += step) {
+      if (way == Way::ONE_SHOT && row + step < a.rows) send(row + step);
+      if (row >= first) {
+        finish(row);
+      } else if (way != Way::COPIED) {
+        clear();
+      }
+    }
+    if (way != Way::COPIED) leave();
+  }
+
   // The CTA that ends last moves the rank on; by then every CTA has read where it stood.
   __device__ __forceinline__ void leave() const {
     __syncthreads();
@@ -265,14 +281,8 @@ __device__ __forceinline__ void sm90_all_reduce(const AllReduceArguments& a) {
   extern __shared__ unsigned char raw[];
   launch_dependents();
   grid_dependency_wait();
-  AllReduceShared& shared = *reinterpret_cast<AllReduceShared*>(raw);
-  if (way == Way::COPIED) return AllReduce<way, after>{a, shared, 0}.finish();
-  const AllReduce<way, after> step{a, shared, static_cast<int>(a.state->step)};
-  step.send();
-  if (way == Way::TWO_SHOTS) step.send_sums();
-  step.clear();
-  step.finish();
-  step.leave();
+  const int slot = way == Way::COPIED ? 0 : static_cast<int>(a.state->step);
+  AllReduce<way, after>{a, *reinterpret_cast<AllReduceShared*>(raw), slot}.run();
 }
 
 // A grid of one thread, which ends once a peer has written `value` behind what it copied here.
@@ -283,7 +293,8 @@ __device__ __forceinline__ void sm90_await_peer(const uint32_t* word, uint32_t v
 
 }  // namespace stoker
 
-#define STOKER_SM90_ALL_REDUCE(name, way, after)                                                                  \
-  extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ stoker::AllReduceArguments a) { \
-    stoker::sm90_all_reduce<stoker::Way::way, stoker::After::after>(a);                                           \
+// Up to 64 registers: a CTA of 1,024 threads an SM, or two of 512 (rule.py counts on it).
+#define STOKER_SM90_ALL_REDUCE(name, way, after)                                                                     \
+  extern "C" __global__ void __launch_bounds__(1024, 1) name(const __grid_constant__ stoker::AllReduceArguments a) { \
+    stoker::sm90_all_reduce<stoker::Way::way, stoker::After::after>(a);                                              \
   }
