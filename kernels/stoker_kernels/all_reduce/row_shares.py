@@ -84,6 +84,11 @@ class Layout:
         return self.word(Told.ROWS, self.ranks)
 
 
+def others_of(rank: int, ranks: int) -> tuple[int, ...]:
+    """The other ranks from the next one on: so not all ranks begin with the same one."""
+    return tuple((rank + step) % ranks for step in range(1, ranks))
+
+
 class CopyLane:
     """Copies from this GPU to any other's memory, one after the other, beside what the GPU computes."""
 
@@ -114,14 +119,14 @@ class RowShares:
         device = held.device
         self._memory, self._layout, self._device = memory, layout, device
         self._lane, self._least = lane, least
-        self._rank, self._ranks = memory.rank, memory.ranks
+        self._rank, self._others = memory.rank, others_of(memory.rank, memory.ranks)
         rows = held[: layout.scales]
         self._rows = rows.view(torch.bfloat16).view(-1, layout.hidden)
         self._e4m3 = rows[: layout.tokens * layout.hidden].view(torch.float8_e4m3fn).view(-1, layout.hidden)
         self._scales = held[layout.scales :][: layout.tokens * 4].view(torch.float32).view(-1, 1)
         self._numbers = torch.arange(NUMBERS, dtype=torch.int32, device=device)
         self.exchanges = 1
-        """How many there were: the number of the one under way."""
+        """The number of the one under way, or that comes next."""
         self._quantized = False
         self._own: Tensor | None = None
         self._lent: list[Tensor] = []
@@ -130,15 +135,15 @@ class RowShares:
     def shares(self, tokens: int, dtype: torch.dtype) -> tuple[Share, ...]:
         """Whose rows are whose, by rank; () where a step of `tokens` is not for this way. The same on all ranks."""
         taken = dtype is torch.bfloat16 and self._least <= tokens <= self._layout.tokens
-        return shares_of(tokens, self._ranks) if taken and not torch.cuda.is_current_stream_capturing() else ()
+        return shares_of(tokens, self._layout.ranks) if taken and not torch.cuda.is_current_stream_capturing() else ()
 
     def outgoing(self, shares: Sequence[Share]) -> list[Share]:
         """In the order in which their sums are given: the own one last."""
-        return [shares[(self._rank + i) % self._ranks] for i in range(1, self._ranks + 1)]
+        return [shares[rank] for rank in (*self._others, self._rank)]
 
     def incoming(self, shares: Sequence[Share]) -> list[Share]:
         """In the order in which their rows come: the own one first."""
-        return [shares[(self._rank - i) % self._ranks] for i in range(self._ranks)]
+        return [shares[rank] for rank in (self._rank, *reversed(self._others))]
 
     def give(self, share: Share, part: Tensor, at: int = 0) -> None:
         """This rank's `part [n,H]` of the sum of these rows, from the one `at` on; the last rows come last."""
@@ -158,20 +163,19 @@ class RowShares:
         """
         assert self._own is not None, "the own part is given before it is summed"
         layout, rows = self._layout, share.rows
-        others = [rank for rank in range(self._ranks) if rank != self._rank]
-        for rank in others:
+        for rank in self._others:
             self._await(Told.PARTS, rank)
         own, self._own = self._own, None
         out, scales = (self._e4m3[rows], self._scales[rows]) if quantized else (self._rows[rows], None)
-        parts = [self._memory.own + layout.part(self._rank, rank) for rank in range(self._ranks)]
+        parts = [self._memory.own + layout.part(self._rank, rank) for rank in range(layout.ranks)]
         launch_sum_of_copied(parts, self._rank, own, out, Norm(residual, weight, eps, scales))
         width = layout.hidden if quantized else layout.row_bytes
         sent = [(share.start * width, out)]
         if scales is not None:
             sent.append((layout.scales + share.start * 4, scales))
-        for step in range(1, self._ranks):
-            self._send((self._rank + step) % self._ranks, sent, Told.ROWS)
-        self._quantized, self._missing = quantized, set(others)
+        for rank in self._others:
+            self._send(rank, sent, Told.ROWS)
+        self._quantized, self._missing = quantized, set(self._others)
 
     def rows(self, share: Share) -> Tensor | Quantized:
         """What was normed of these rows `[n,H]`, for what is queued from now on until the next sum is."""
@@ -191,7 +195,7 @@ class RowShares:
 
     def try_once(self) -> None:
         """Make one exchange of rows without values, in both forms, so that none is made first under load."""
-        shares = shares_of(self._layout.tokens, self._ranks)
+        shares = shares_of(self._layout.tokens, self._layout.ranks)
         own = shares[self._rank]
         stream = torch.zeros((len(own), self._layout.hidden), dtype=torch.bfloat16, device=self._device)
         weight = torch.ones(self._layout.hidden, dtype=torch.bfloat16, device=self._device)

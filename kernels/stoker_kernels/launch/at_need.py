@@ -13,6 +13,8 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from stoker_kernels.launch import aot
@@ -58,18 +60,23 @@ def compile_one(missing: Missing) -> Cubin:
     """
     index = cached_index(missing.sm)
     index.folder.mkdir(parents=True, exist_ok=True)
-    for tries_left in reversed(range(TRIES)):
-        try:
-            file = aot.write_variant(variant_of(missing), index.folder)
-            break
-        except Exception as error:  # Triton's errors have no common class
-            # Before 3.11.5 CPython counts the depth of all threads' syntax trees in one place (gh-106905).
-            if isinstance(error, SystemError) and tries_left:
-                continue
-            raise CompileFailed(f"{missing.wanted.kernel} does not compile for sm_{missing.sm}: {error}") from error
+    try:
+        file = _written(variant_of(missing), index.folder)
+    except Exception as error:  # Triton's errors have no common class
+        raise CompileFailed(f"{missing.wanted.kernel} does not compile for sm_{missing.sm}: {error}") from error
     cubin = Cubin(**json.loads(file.with_suffix(".json").read_text()))
     index.add(cubin)
     return cubin
+
+
+def _written(variant: aot.Variant, folder: Path) -> Path:
+    """`aot.write_variant`, again where CPython loses count of the depth of syntax trees: before 3.11.5 it counts those
+    of all threads in one place (gh-106905).
+    """
+    for _ in range(TRIES - 1):
+        with suppress(SystemError):
+            return aot.write_variant(variant, folder)
+    return aot.write_variant(variant, folder)
 
 
 def variant_of(missing: Missing) -> aot.Variant:

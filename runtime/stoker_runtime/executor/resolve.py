@@ -223,7 +223,7 @@ def _packed_experts(asked: str, packing: str) -> str:
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
     """The padded shapes of this model's steps; `config` is resolved."""
-    weights = spec.part.step_parameters if spec.part else spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
+    weights = spec.part.step_parameters if spec.part else spec.active_parameters
     return ShapeTable(
         config.max_num_seqs,
         config.max_num_batched_tokens,

@@ -377,6 +377,11 @@ class ModelSpec:
         parts = ((stored_bytes(each, dtype, quantization), each.role) for each in self.parameters())
         return round(sum(size * read.get(role, 1.0) for size, role in parts))
 
+    @property
+    def active_parameters(self) -> int:
+        """The weights that one token reads, as `active_bytes` counts them."""
+        return self.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
+
     def kv_bytes_per_token(self, kv_dtype: str, layers: int | None = None) -> int:
         """Bytes of keys and values, or of latents, that one token holds over all layers that attend, or so many."""
         count = len(self.attending) if layers is None else layers

@@ -55,7 +55,7 @@ class RankDecoder(Decoder):
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`; before the last stage what comes back has the shape alone."""
         exchange = self.collectives.row_shares
-        if exchange is not None and (shares := shares_for(self.spec, inputs, self.dtype, exchange)):
+        if exchange is not None and (shares := shares_for(inputs, self.dtype, exchange)):
             return SharedRows(self, exchange, shares, self.collectives.sum).forward(inputs, kv)
         if self._place.is_last:
             return super().forward(inputs, kv)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.all_reduce import LEAST_SHARE, RowShares, Share
-from stoker_kernels.quant import FP8, AnyWeight, Quantized, activation_type
+from stoker_kernels.quant import AnyWeight
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import LayerWeights
 from stoker_runtime.models.inputs import ForwardInputs
-from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec, Norm
+from stoker_runtime.parallel.stream import reads_fp8
 
 # What a layer whose rows are shared out costs the host, and what products of many rows reach.
 LAYER_SECONDS = 1.2e-3
@@ -47,16 +47,15 @@ def shared_tokens(spec: ModelSpec, config: EngineConfig) -> range:
     if not shares_rows(spec):
         return range(0)
     ranks = config.tensor_parallel_size
-    parameters = spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // ranks
+    parameters = spec.active_parameters // ranks
     rate = FLOPS_8_BITS if config.quantization.startswith("fp8") else FLOPS
     hidden_by_gpu = math.ceil(spec.num_layers * LAYER_SECONDS * rate / (2 * max(parameters, 1)))
     return range(max(ranks * LEAST_SHARE, hidden_by_gpu), config.max_num_batched_tokens + 1)
 
 
-def shares_for(spec: ModelSpec, inputs: ForwardInputs, dtype: torch.dtype, exchange: RowShares) -> tuple[Share, ...]:
+def shares_for(inputs: ForwardInputs, dtype: torch.dtype, exchange: RowShares) -> tuple[Share, ...]:
     """Whose rows of a step are whose; () where it goes the ordinary way."""
-    taken = inputs.adapters is not None or inputs.taps is not None or inputs.logits_rows is None
-    if taken or not shares_rows(spec):
+    if inputs.adapters is not None or inputs.taps is not None or inputs.logits_rows is None:
         return ()
     return exchange.shares(len(inputs.ids), dtype)
 
@@ -70,7 +69,7 @@ class SharedRows:
         """`total` sums a few rows over the ranks, in place."""
         self._decoder, self._exchange, self._total = decoder, exchange, total
         self._outgoing, self._incoming = exchange.outgoing(shares), exchange.incoming(shares)
-        self._own = self._incoming[0]
+        self._own, self._tokens = self._incoming[0], sum(map(len, shares))
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`."""
@@ -84,7 +83,7 @@ class SharedRows:
             self._norm(own, layer.ffn_norm, layer.ffn_reader)
             self._feed(index, layer, inputs.slot_mapping)
             self._norm(own, following.input_norm, following.reader)
-            projected = self._project(following)
+            projected = self._project(own, following)
         return self._last(decoder._attend(len(layers) - 1, projected, inputs, kv[-1]), residual, inputs)
 
     def _give_heads(self, layer: LayerWeights, heads: Tensor) -> None:
@@ -107,31 +106,23 @@ class SharedRows:
             exchange.give(share, decoder._linear(gated.pop(share.owner), _there(layer.down), layer.down_bias))
 
     def _norm(self, own: Tensor, norm: Tensor | None, consumer: AnyWeight | None) -> None:
-        # Integers are quantized by the product, in a launch of its own.
-        quantized = consumer is not None and activation_type(consumer) == FP8
         assert norm is not None, "rows are shared out of layers that norm what they read"
-        self._exchange.sum_add_rms_norm(self._own, own, norm, self._decoder.spec.eps, quantized=quantized)
+        eps = self._decoder.spec.eps
+        self._exchange.sum_add_rms_norm(self._own, own, norm, eps, quantized=reads_fp8(consumer))
 
-    def _project(self, layer: LayerWeights) -> Tensor:
-        """What a layer's attention reads of all rows."""
-        decoder, weight = self._decoder, _there(layer.qkv)
-        tokens = sum(map(len, self._incoming))
-        projected: Tensor | None = None
+    def _project(self, own: Tensor, layer: LayerWeights) -> Tensor:
+        """What a layer's attention reads of all rows, in the type of the stream's `own` ones."""
+        weight = _there(layer.qkv)
+        projected = own.new_empty((self._tokens, weight.out_features))
         for share in self._incoming:
-            read = self._exchange.rows(share)
-            if projected is None:
-                rows = read.data if isinstance(read, Quantized) else read
-                projected = torch.empty((tokens, weight.out_features), dtype=decoder.dtype, device=rows.device)
-            decoder._linear(read, weight, layer.qkv_bias, projected[share.rows])
-        assert projected is not None, "there are ranks"
+            self._decoder._linear(self._exchange.rows(share), weight, layer.qkv_bias, projected[share.rows])
         return projected
 
     def _whole(self) -> Tensor:
-        """All rows of what a router reads."""
-        parts = [self._exchange.rows(share) for share in self._incoming]
-        first = parts[0]
-        assert isinstance(first, Tensor), "a router reads the model's dtype"
-        return self._exchange.all_rows(sum(map(len, self._incoming)))
+        """All rows of what a router reads, which is the model's type."""
+        for share in self._incoming:
+            self._exchange.rows(share)
+        return self._exchange.all_rows(self._tokens)
 
     def _last(self, heads: Tensor, residual: Tensor, inputs: ForwardInputs) -> Tensor:
         """From the last layer's heads on: the hidden states of the sampled rows."""

@@ -19,7 +19,7 @@ from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
-from stoker_runtime.models.parameter import BLOCK, ITEM_BYTES, QUANTIZED, Parameter, Role
+from stoker_runtime.models.parameter import BLOCK, QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import parts_of
@@ -67,7 +67,7 @@ def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
         tensors=place.tensors,
         begins=place.is_first,
         ends=place.is_last,
-        step_parameters=spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // place.world,
+        step_parameters=spec.active_parameters // place.world,
     )
     own = spec.of_layers(layers)
     heads = place.units(spec.heads)

@@ -15,6 +15,11 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
 
 
+def reads_fp8(consumer: AnyWeight | None) -> bool:
+    """Whether what is normed is quantized at once: integers are by the product, in a launch of its own."""
+    return consumer is not None and activation_type(consumer) == FP8
+
+
 class RankStream(Stream):
     """For models whose attention and feed-forward follow each other."""
 
@@ -37,7 +42,6 @@ class RankStream(Stream):
         peers = self._collectives.peers_for(update)
         if peers is None or norm is None or post is not None or not self._adds_plainly:
             return super()._add(self._collectives.sum(update), stream, post, norm, bias, consumer, also)
-        # Integers are quantized by the product, in a launch of its own.
-        if consumer is not None and activation_type(consumer) == FP8:
+        if reads_fp8(consumer):
             return peers.sum_add_rms_norm_quant(update, stream, norm, self._eps)
         return peers.sum_add_rms_norm(update, stream, norm, self._eps)

@@ -88,7 +88,7 @@ def sum_of_copied(parts: Sequence[int], rank: int, x: Tensor, out: Tensor, norm:
 def one_exchange(end: RowShares, rank: int, seed: int, pieces: int) -> None:
     """As a layer does it, and what it gives and leaves compared with the definition."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    ranks = end._ranks
+    ranks = end._layout.ranks
     tokens, quantized = draw.randint(ranks * LEAST_SHARE, end._layout.tokens), draw.random() < 0.5
     shares = end.shares(tokens, torch.bfloat16)
     parts = [torch.randn(tokens, HIDDEN, generator=generator).bfloat16() for _ in range(ranks)]

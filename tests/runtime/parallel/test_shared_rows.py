@@ -59,6 +59,7 @@ class Shares:
 
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank, self._ranks = table, rank, table.ranks
+        self._others = tuple(other % table.ranks for other in range(rank + 1, rank + table.ranks))
         self.exchanges = 0
         self._parts: dict[int, Tensor] = {}
         self._normed: list[Tensor | Quantized] = []
