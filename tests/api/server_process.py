@@ -22,6 +22,7 @@ class ServerProcess:
 
     def __init__(self, program: list[str], *flags: str) -> None:
         roots = [str(ROOT / name) for name in ("runtime", "kernels", "cli", "operator")]
+        roots += [given] if (given := os.environ.get("PYTHONPATH")) else []
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
         self.popen = subprocess.Popen(
             [*program, "--port", "0", *flags], env=environment, stderr=subprocess.PIPE, text=True

@@ -40,10 +40,7 @@ _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured weight: our tile per token tile (8, 16, 32, 64, 128), and the most tokens that it is used for.
-
-    Tiles read as `parse` takes them.
-    """
+    """One measured weight: our tile per token tile (8 to 128), as `parse` takes it, and the most tokens it serves."""
 
     tiles: tuple[str, str, str, str, str]
     up_to: int
@@ -79,6 +76,9 @@ BF16: dict[tuple[int, int], Row] = {
     (19456, 2560): Row(("64x1k2", "64x2k2", "64x1k2", "64x2k2", "128x1k2"), 64),
     (2560, 9728): Row(("64x2k3=", "64x2k4=", "64x1k4=", "128x1m1k5", "64x1m1k5-"), 128),
     (24576, 4096): Row(("128x1k2", "128x1k2", "64x2k2", "64x2k2", "128x1k2"), 128),
+    # By `tune`: 7B on two GPUs.
+    (2304, 3584): Row(("64x2k3", "64x2k4=", "64x1k4=", "64x1m1k5-", "64x1m1k3"), 128),
+    (3584, 1792): Row(("64x2k3=", "64x2k3=", "128x1k4-", "64x1m1k4-", "64x1m4k2"), 128),
 }
 E4M3: dict[tuple[int, int], Row] = {
     (4608, 3584): Row(("128x2k3", "64x2k3=", "64x2k3=", "128x1k3", "64x1m1k3-"), 64),
@@ -107,8 +107,8 @@ class GatedRow:
     """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
 
     `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
-    for more than GATED_SMALL tokens, up to a number of them; the last one goes on. A wide tile of GATED_SMALL tokens
-    that leaves next to no SM idle goes before a tile of them.
+    for more than GATED_SMALL tokens, up to a number of them; the last one goes on. Where the first of them is for
+    GATED_SMALL, it goes before a tile of them, as does one that leaves next to no SM idle.
     """
 
     tiles: tuple[str | None, str | None, str | None, str | None]
@@ -128,6 +128,9 @@ GATED: dict[tuple[int, int], GatedRow] = {
         ("64x1k2=", "128x1k1=", "128x1k1=", "64x2k2"), ((128, "256r"), (1024, "288t"), (8192, "256t"))
     ),
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", "64x2k1"), ((256, None), (8192, "256t"))),
+    (18944, 3584): GatedRow(
+        ("64x2k2", "64x2k2", "64x2k2", "128x1k2"), ((64, "224rm64"), (128, "160r"), (192, "144rm192"), (8192, "288t"))
+    ),
 }
 GATED_E4M3: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow((None, None, None, None), ((8192, "288"),)),
@@ -171,9 +174,10 @@ def gated_tile(fp8: bool, n: int, k: int, m: int) -> AnyTile | None:
 def rule_gated(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """`gated_tile` of a weight that was not measured here."""
     row = nearest_gated(fp8, n, k)
-    if m > GATED_SMALL:
-        if (n, k) not in (GATED_E4M3 if fp8 else GATED):
-            return busiest_tile(True, fp8, n, m)
+    measured = (n, k) in (GATED_E4M3 if fp8 else GATED)
+    if m > GATED_SMALL and not measured:
+        return busiest_tile(True, fp8, n, m)
+    if m > GATED_SMALL or (measured and GATED_SMALL == token_tile(m) == row.wide[0][0]):
         text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
         return None if text is None else parse_wide(text)
     if not fp8 and token_tile(m) == GATED_SMALL and (wide := wide_of_few(n)) is not None:
@@ -191,9 +195,10 @@ def streaming_gated_tile(n: int, k: int, m: int) -> Tile | None:
     return _small_gated(nearest_gated(False, n, k), m) if m <= GATED_SMALL else None
 
 
+@functools.cache
 def _small_gated(row: GatedRow, m: int) -> Tile | None:
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]
-    return None if text is None else _parse_gated(text, token_tile(m))
+    return None if text is None else replace(parse(text, token_tile(m)), gated=True)
 
 
 @functools.cache
@@ -375,11 +380,6 @@ def text_of(tile: AnyTile) -> str:
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
     share = f"m{tile.share}" if tile.family == "multicast" else ""
     return f"{tile.rows}x{tile.chunks}{share}k{tile.split}{ring}"
-
-
-@functools.cache
-def _parse_gated(text: str, tokens: int) -> Tile:
-    return replace(parse(text, tokens), gated=True)
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def test_rows_count_more_than_k_for_the_nearest_weight() -> None:
 
 
 def test_a_multicast_tile_that_would_need_two_rounds_gives_way_to_cublas() -> None:
-    # 2,560 rows are 40 clusters of five with half of an SM each, of 44 that fit; 2,900 rows are 46.
-    assert table.best_tile(False, 2560, 1984, 128) == table.own_tile(False, 2900, 1984, 128)
-    assert table.best_tile(False, 2900, 1984, 128) is None
-    assert table.best_tile(False, 2900, 1984, 64) is not None
+    # 2,560 rows are 40 clusters of five with half of an SM each, of 44 that fit; 2,848 rows are 45.
+    assert table.best_tile(False, 2560, 2496, 128) == table.own_tile(False, 2848, 2496, 128)
+    assert table.best_tile(False, 2848, 2496, 128) is None
+    assert table.best_tile(False, 2848, 2496, 64) is not None
