@@ -1,7 +1,7 @@
 """A·x of each token in final sums, by clusters of CTAs: host side of csrc/sm90_bf16_lora_shrink.cu.
 
 `shrink_rows` gives what the products of `gemm/adapted.py` read: bf16 `[T, P, R']`, R' being the ranks rounded up to 16;
-`shrink_lora` what `expand_lora` reads. For bf16 on SM 9.0.
+`shrink_lora` what `expand_lora` reads. For bf16 on SM 9.0, and for x in eight bits there.
 Invariants: a token's bits depend on its own row of x and its adapter alone; nothing is allocated; where a token has no
 adapter, or a slot no rank, nothing is written. Knows nothing of what is done with the sums.
 """
@@ -27,6 +27,7 @@ MOST_AHEAD = 48
 """Clusters whose end the product does not wait for. With more it starts later, and its weights slow them down."""
 _CTAS, _WARPS, _UNIT = 8, 8, 32
 _AHEAD = (2, 4, 10)  # units of A's columns that a warp of each compiled kernel holds
+_NAMES = {torch.bfloat16: "a", torch.float8_e4m3fn: "e4m3_a", torch.int8: "s8_a"}  # of kernels, by the type of x
 _SUMS = TILE * RANKS * 4
 _SHARED_BYTES = _WARPS * TILE * (RANKS + 4) * 4 + _CTAS * _SUMS + 8
 
@@ -35,7 +36,7 @@ class ShrinkArguments(ctypes.Structure):
     """ShrinkArguments of the source."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "a", "out", "order", "of_tile", "ranks")),
+        *((name, ctypes.c_void_p) for name in ("x", "x_scale", "a", "out", "order", "of_tile", "ranks")),
         ("slot_stride", ctypes.c_int64),
         ("turn", ctypes.c_void_p),
         ("words", ctypes.c_void_p),
@@ -49,10 +50,16 @@ def row_ranks(max_rank: int) -> int:
     return -(-max_rank // RANKS) * RANKS
 
 
-def shrink_refusal(x: Tensor, target: LoraTarget) -> str | None:
-    """None where the kernels take these, else why not."""
-    if x.dtype != torch.bfloat16 or target.a.dtype != torch.bfloat16:
-        return f"takes bf16, not {x.dtype} and {target.a.dtype}"
+def shrink_refusal(x: Tensor | Quantized, target: LoraTarget) -> str | None:
+    """None where the kernels take these, else why not. Only `shrink_lora` has x in eight bits."""
+    if isinstance(x, Quantized):
+        if x.data.dtype not in _NAMES or x.scale.numel() != len(x.data) or not x.scale.is_contiguous():
+            return "takes e4m3 and int8 with a scale a token"
+        x = x.data
+    elif x.dtype != torch.bfloat16:
+        return f"takes bf16, not {x.dtype}"
+    if target.a.dtype != torch.bfloat16:
+        return f"takes bf16, not {target.a.dtype}"
     if x.stride(1) != 1 or any(value % 8 for value in (x.shape[1], x.stride(0), *target.a.stride()[:3])):
         return "rows have to be contiguous, and to start on multiples of 16 bytes"
     if x.data_ptr() % 16 or target.a.data_ptr() % 16:
@@ -86,7 +93,7 @@ def _clusters(target: LoraTarget, plan: LoraPlan) -> int:
 def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> int:
     """`shrink_lora` of the op: fp32 by place, in one part; what these kernels do not take goes to Triton's."""
     step = LoraStep(plan, scratch, planned)
-    if isinstance(x, Quantized) or shrink_refusal(x, target) is not None:
+    if shrink_refusal(x, target) is not None:
         from stoker_kernels.lora import triton_lora
 
         return int(triton_lora.shrink_lora(x, target, plan, scratch, planned))
@@ -106,19 +113,24 @@ def bf16_supports(stem: str, target: Target) -> str | None:
     return cuda.missing_cubin(stem, ARCH) if target.dtype == torch.bfloat16 else "takes bfloat16"
 
 
-def _launch(x: Tensor, target: LoraTarget, step: LoraStep, ranks_of_row: int, *, by_place: bool) -> None:
+def _launch(
+    given: Tensor | Quantized, target: LoraTarget, step: LoraStep, ranks_of_row: int, *, by_place: bool
+) -> None:
+    x, scale = (given.data, given.scale) if isinstance(given, Quantized) else (given, None)
     columns, plan = x.shape[1], step.plan
     _, max_rank, pieces, _ = target.a.shape
     slot_stride, rank_stride, piece_stride, _ = target.a.stride()
     blocks, clusters = row_ranks(max_rank) // RANKS, _clusters(target, plan)
     words = None if by_place else words_of(target, step)
     arguments = ShrinkArguments(
-        x.data_ptr(), target.a.data_ptr(), step.scratch.data_ptr(), plan.order.data_ptr(), plan.adapters.data_ptr(),
-        target.ranks.data_ptr(), slot_stride, plan.turn.data_ptr(), cuda.address_of(words), rank_stride, piece_stride,
-        x.stride(0), columns, pieces, ranks_of_row, blocks, int(by_place), int(step.planned), clusters,
+        x.data_ptr(), cuda.address_of(scale), target.a.data_ptr(), step.scratch.data_ptr(), plan.order.data_ptr(),
+        plan.adapters.data_ptr(), target.ranks.data_ptr(), slot_stride, plan.turn.data_ptr(), cuda.address_of(words),
+        rank_stride, piece_stride, x.stride(0), columns, pieces, ranks_of_row, blocks, int(by_place), int(step.planned),
+        clusters,
     )  # fmt: skip
     units = -(-columns // (_UNIT * _WARPS * _CTAS))
     ahead = next((each for each in _AHEAD if units <= each), _AHEAD[-1])
-    kernel = cuda.kernel(STEM, ARCH, f"{STEM}_a{ahead}", _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
+    name = f"{STEM}_{_NAMES[x.dtype]}{ahead}"
+    kernel = cuda.kernel(STEM, ARCH, name, _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
     grid = (clusters + (words is not None)) * _CTAS  # a cluster says that x is there
     cuda.launch(kernel, grid, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)

@@ -104,7 +104,7 @@ class AdapterMemory:
     def load(self, number: int, slot: int) -> None:
         """Copy adapter `number` from the host to `slot`, in the order of the steps, without waiting."""
         adapter = self._hosts[number]
-        self.slab[slot, : adapter.rank].copy_(adapter.lines, non_blocking=True)
+        adapter.copy_to(self.slab[slot, : adapter.rank])
         self._ranks[:, slot].copy_(adapter.ranks, non_blocking=True)
 
 

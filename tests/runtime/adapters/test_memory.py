@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from tests.runtime.executor.published_configs import PUBLISHED
 
+from stoker_runtime.adapters import files
+from stoker_runtime.adapters.files import read_adapter
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.adapters.memory import AdapterMemory, adapter_bytes, slot_bytes
 from stoker_runtime.adapters.step import AdapterStep
@@ -25,6 +27,7 @@ from stoker_runtime.step.batch import SlotAssign
 
 CPU = torch.device("cpu")
 TINY = build_spec(read_source("shape:tiny"))
+LAYOUT = AdapterLayout.of(TINY, embeddings=False)
 BASE = "base_model.model.model.layers.1"
 
 
@@ -129,6 +132,23 @@ def test_a_folder_that_does_not_fit_is_refused(
     memory = AdapterMemory(make_config(), TINY, torch.float32, CPU)
     with pytest.raises(ModelError, match=says):
         memory.read(write(tmp_path, tensors, **settings))
+
+
+@pytest.mark.parametrize("size", [12, 100, 1 << 16])
+def test_pieces_of_an_adapter_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Where memory is pinned, it is so piece by piece, and a slot gets all of them."""
+    whole = read_adapter(write(tmp_path, good()), LAYOUT, max_rank=5, dtype=torch.float32)
+    monkeypatch.setattr(files, "PINNED_BYTES", size)
+    monkeypatch.setattr(files, "_pinned", torch.clone)
+    cut = read_adapter(str(tmp_path), LAYOUT, max_rank=5, dtype=torch.float32, pinned=True)
+    assert len(cut.pieces) == -(-whole.nbytes // size)
+    assert all(piece.nbytes <= size for piece in cut.pieces)
+    found, expected = (torch.full((cut.rank, LAYOUT.line), torch.nan) for _ in range(2))
+    cut.copy_to(found)
+    whole.copy_to(expected)
+    assert torch.equal(found, expected)
+    assert bool(found.any())
+    assert cut.nbytes == whole.nbytes
 
 
 def test_a_rank_beyond_the_room_names_the_flag(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@
 // The kernel behind needs x from the start, and s in its end only. So it does not wait for this grid's end, but for two
 // words: that x has been written, which a cluster of its own waits for, and that s has been. All CTAs of this grid have
 // started by then, or the one behind could not have.
+//
+// x may be in e4m3 or int8 with a scale a token: mma takes its values as bf16, which holds them, and the sums are scaled.
 #include "ptx.cuh"
 
 namespace stoker {
@@ -17,7 +19,8 @@ constexpr int SHRINK_PITCH = SHRINK_RANKS + 4;  // floats from a token's sums to
 constexpr int SHRINK_SUMS = SHRINK_TILE * SHRINK_RANKS;
 
 struct ShrinkArguments {
-  const __nv_bfloat16* x;  // [m][columns], rows x_stride apart
+  const void* x;           // [m][columns], rows x_stride apart
+  const float* x_scale;    // [m], or null
   const __nv_bfloat16* a;  // [slots][ranks][pieces][columns]
   void* out;               // bf16 by token, [m][pieces][row_ranks], or fp32 by place, [tiles · 16][pieces][row_ranks]
   const int* order;        // [tiles · 16]: tokens, or -1
@@ -40,10 +43,47 @@ struct ShrinkShared {
   uint64_t received;
 };
 
+// What x, and A, may be: a value, eight of them as they are loaded, and the same in bf16.
+struct Bf16Values {
+  using Value = __nv_bfloat16;
+  using Eight = uint4;
+  static __device__ __forceinline__ uint4 widened(const uint4& eight) { return eight; }
+};
+
+struct E4m3Values {
+  using Value = uint8_t;
+  using Eight = uint2;
+  // Exponents have 120 less in e4m3; its bits where those of bf16 are, so a factor of 2^120 makes up for it.
+  static __device__ __forceinline__ uint32_t pair(uint32_t high_bytes) {
+    const uint32_t bits = (high_bytes & 0x80008000u) | (high_bytes >> 4 & 0x07F007F0u), power = 0x7B807B80u;
+    const __nv_bfloat162 values = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits),
+                                          *reinterpret_cast<const __nv_bfloat162*>(&power));
+    return *reinterpret_cast<const uint32_t*>(&values);
+  }
+  static __device__ __forceinline__ uint4 widened(const uint2& eight) {
+    return uint4{pair(__byte_perm(eight.x, 0, 0x1404)), pair(__byte_perm(eight.x, 0, 0x3424)),
+                 pair(__byte_perm(eight.y, 0, 0x1404)), pair(__byte_perm(eight.y, 0, 0x3424))};
+  }
+};
+
+struct S8Values {
+  using Value = int8_t;
+  using Eight = uint2;
+  static __device__ __forceinline__ uint32_t pair(uint32_t word, int at) {
+    const auto low = static_cast<int8_t>(word >> 8 * at), high = static_cast<int8_t>(word >> (8 * at + 8));
+    const __nv_bfloat162 values = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&values);
+  }
+  static __device__ __forceinline__ uint4 widened(const uint2& eight) {
+    return uint4{pair(eight.x, 0), pair(eight.x, 2), pair(eight.y, 0), pair(eight.y, 2)};
+  }
+};
+
 // Eight values of one row from column `unit` · 32 + 8 · (lane % 4) on; zeros outside.
-__device__ __forceinline__ uint4 eight_values(const __nv_bfloat16* row, int unit, int columns, bool there) {
+template <typename T>
+__device__ __forceinline__ typename T::Eight eight_values(const typename T::Value* row, int unit, int columns, bool there) {
   const int column = unit * SHRINK_UNIT + threadIdx.x % 4 * 8;
-  return there && column < columns ? *reinterpret_cast<const uint4*>(row + column) : uint4{0, 0, 0, 0};
+  return there && column < columns ? *reinterpret_cast<const typename T::Eight*>(row + column) : typename T::Eight{};
 }
 
 // Eight columns a lane are two steps of mma whose columns are dealt anew, for A and for x alike.
@@ -70,7 +110,7 @@ __device__ __forceinline__ void store_sums(const ShrinkArguments& g, int token, 
   }
 }
 
-template <int AHEAD>
+template <typename X, int AHEAD>
 __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShared& shared, int tile, int piece,
                                             int first_rank, int slot, int owned) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, of_eight = lane / 4, in_four = lane % 4;
@@ -83,39 +123,41 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
   uint4 low[AHEAD], high[AHEAD];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
-    low[i] = eight_values(low_row, start + i, g.columns, low_there);
-    high[i] = eight_values(high_row, start + i, g.columns, high_there);
+    low[i] = eight_values<Bf16Values>(low_row, start + i, g.columns, low_there);
+    high[i] = eight_values<Bf16Values>(high_row, start + i, g.columns, high_there);
   }
   int tokens[2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) tokens[n] = g.order[tile * SHRINK_TILE + 8 * n + of_eight];
   const bool both = __any_sync(~0u, tokens[1] >= 0);
   grid_dependency_wait();
-  const __nv_bfloat16* x_row[2];
+  const typename X::Value* x_row[2];
 #pragma unroll
-  for (int n = 0; n < 2; ++n) x_row[n] = g.x + static_cast<int64_t>(max(tokens[n], 0)) * g.x_stride;
+  for (int n = 0; n < 2; ++n) {
+    x_row[n] = static_cast<const typename X::Value*>(g.x) + static_cast<int64_t>(max(tokens[n], 0)) * g.x_stride;
+  }
   float sums[2][4] = {};
   for (int base = start; base < units; base += step) {
     if (base != start) {
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
-        low[i] = eight_values(low_row, base + i, g.columns, low_there);
-        high[i] = eight_values(high_row, base + i, g.columns, high_there);
+        low[i] = eight_values<Bf16Values>(low_row, base + i, g.columns, low_there);
+        high[i] = eight_values<Bf16Values>(high_row, base + i, g.columns, high_there);
       }
     }
     constexpr int TOGETHER = AHEAD < 5 ? AHEAD : 5;  // units of x that are loaded at once
 #pragma unroll
     for (int i = 0; i < AHEAD; i += TOGETHER) {
-      uint4 x[TOGETHER][2];
+      typename X::Eight x[TOGETHER][2];
 #pragma unroll
       for (int u = 0; u < TOGETHER; ++u) {
-        x[u][0] = eight_values(x_row[0], base + i + u, g.columns, tokens[0] >= 0);
-        x[u][1] = eight_values(x_row[1], base + i + u, g.columns, tokens[1] >= 0);
+        x[u][0] = eight_values<X>(x_row[0], base + i + u, g.columns, tokens[0] >= 0);
+        x[u][1] = eight_values<X>(x_row[1], base + i + u, g.columns, tokens[1] >= 0);
       }
 #pragma unroll
       for (int u = 0; u < TOGETHER; ++u) {
-        multiply_unit(sums[0], low[i + u], high[i + u], x[u][0]);
-        if (both) multiply_unit(sums[1], low[i + u], high[i + u], x[u][1]);
+        multiply_unit(sums[0], low[i + u], high[i + u], X::widened(x[u][0]));
+        if (both) multiply_unit(sums[1], low[i + u], high[i + u], X::widened(x[u][1]));
       }
     }
   }
@@ -146,12 +188,16 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
     sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
   }
   const int token = g.order[tile * SHRINK_TILE + place];
+  if (g.x_scale && token >= 0) {
+    const float scale = g.x_scale[token];
+    sum.x *= scale, sum.y *= scale, sum.z *= scale, sum.w *= scale;
+  }
   if (token >= 0) store_sums(g, token, tile, place, piece, first_rank + four, sum);
   named_barrier(1, SHRINK_SUMS / 4);
   if (t == 0) g.done();
 }
 
-template <int AHEAD>
+template <typename X, int AHEAD>
 __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   extern __shared__ unsigned char raw[];
   ShrinkShared& shared = *reinterpret_cast<ShrinkShared*>(raw);
@@ -181,19 +227,24 @@ __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   }
   __syncwarp();
   cluster_arrive();
-  shrink_tile<AHEAD>(g, shared, tile, piece, first_rank, slot, owned);
+  shrink_tile<X, AHEAD>(g, shared, tile, piece, first_rank, slot, owned);
 }
 
 }  // namespace stoker
 
-#define SHRINK(AHEAD, CTAS)                                                             \
-  extern "C" __global__ void __launch_bounds__(256, CTAS)                               \
-      sm90_bf16_lora_shrink_a##AHEAD(const __grid_constant__ stoker::ShrinkArguments g) { \
-    stoker::lora_shrink<AHEAD>(g);                                                      \
+#define SHRINK(NAME, X, AHEAD, CTAS)                                                             \
+  extern "C" __global__ void __launch_bounds__(256, CTAS)                                        \
+      sm90_bf16_lora_shrink_##NAME##AHEAD(const __grid_constant__ stoker::ShrinkArguments g) {   \
+    stoker::lora_shrink<stoker::X, AHEAD>(g);                                                    \
   }
+#define SHRINK_TYPES(AHEAD, CTAS)          \
+  SHRINK(a, Bf16Values, AHEAD, CTAS)       \
+  SHRINK(e4m3_a, E4m3Values, AHEAD, CTAS)  \
+  SHRINK(s8_a, S8Values, AHEAD, CTAS)
 
-SHRINK(2, 3)
-SHRINK(4, 2)
-SHRINK(10, 1)
+SHRINK_TYPES(2, 3)
+SHRINK_TYPES(4, 2)
+SHRINK_TYPES(10, 1)
 
+#undef SHRINK_TYPES
 #undef SHRINK
