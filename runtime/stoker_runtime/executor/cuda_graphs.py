@@ -48,26 +48,24 @@ class StepGraphs:
         return len(self._graphs)
 
     def run(self, shape: StepShape) -> torch.Tensor:
-        """Run a step: replay its graph, or the body itself where it has none; a shape that comes again is captured too.
+        """Run a step: replay its graph, or the body itself where it has none; a shape that comes again is captured.
 
         Returns what the body returns; of a graph, the same tensor at every replay.
         """
         if not self._enabled:
             return self._step(shape)
         self._spare.ran(shape)
-        captured = self._graphs.get(shape)
-        if captured is not None:
-            graph, output = captured
-            graph.replay()
-            return output
-        output = self._step(shape)
-        self._warm.add(shape)
-        admitted, leaver = self._spare.admit(shape)
-        if leaver is not None:
-            torch.cuda.current_stream().synchronize()  # it may be running
-            del self._graphs[leaver]
-        if admitted:
-            self._capture(shape)
+        if shape not in self._graphs:
+            admitted, leaver = self._spare.admit(shape)
+            if leaver is not None:
+                torch.cuda.current_stream().synchronize()  # it may be running
+                del self._graphs[leaver]
+            if not admitted:
+                self._warm.add(shape)
+                return self._step(shape)
+            self._capture(shape)  # not for the first time that it runs
+        graph, output = self._graphs[shape]
+        graph.replay()
         return output
 
     def missing(self, shapes: list[StepShape]) -> list[StepShape]:
