@@ -13,6 +13,7 @@ Knows nothing of models beyond the shapes that it is given, nor of how ranks are
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 ORDERED_ROWS = 512
 # Bytes of what a rank tells the others in words.
 MOST_WORDS = 1024
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0"}
+"""What NCCL is told, whatever the environment says: no multicast of NVLink, which can put all GPUs of a host out of
+service; and every connection at the start, not with the first sum of a size."""
 
 
 class Collectives:
@@ -60,6 +64,7 @@ class Collectives:
         self._peers: PeerSums | None = None
         self.row_shares: RowShares | None = None
         """How ranks share out the rows of long prompts, where they can."""
+        os.environ.update(NCCL)
         dist.init_process_group(
             backend,
             store=self._store,

