@@ -23,6 +23,8 @@ import torch
 from stoker_kernels.launch.chip import BF16_SM, FP8_SM, LEAST_SM, chip_of
 
 PACKAGE = Path(__file__).parents[1]
+MAIN_OPS = {"gemm": "linear", "attention": "paged_attention", "norm": "rms_norm"}
+"""Folders whose name says enough where an implementation is pinned: `--kernel gemm=cublas`."""
 Function = Callable[..., Any]
 
 
@@ -145,10 +147,11 @@ def implementations(op: str) -> tuple[str, ...]:
 
 
 def pin(op: str, name: str) -> None:
-    """Use implementation `name` of `op` and no other (`--kernel op=name`).
+    """Use implementation `name` of `op`, or of the main op of that folder, and no other (`--kernel op=name`).
 
     Raises ValueError naming the nearest known op or implementation.
     """
+    op = MAIN_OPS.get(op, op)
     known = implementations(op)
     if name not in known:
         raise ValueError(f"op {op} has no implementation {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
@@ -158,6 +161,7 @@ def pin(op: str, name: str) -> None:
 
 def unpin(op: str) -> None:
     """Undo `pin`."""
+    op = MAIN_OPS.get(op, op)
     _pins.pop(op, None)
     _forget(op)
 

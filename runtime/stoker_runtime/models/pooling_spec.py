@@ -10,11 +10,14 @@ from dataclasses import replace
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
+from stoker_runtime.models.architectures.build import TABLE, nearest
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.encoders.table import ENCODERS, build_encoder, encoder_name
 from stoker_runtime.models.pooling import scoring_decoder
 from stoker_runtime.models.spec import ModelSpec
+
+ENCODER_TABLE = "stoker_runtime/models/encoders/table.py"
 
 
 def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
@@ -34,9 +37,11 @@ def decoder_spec(source: ModelSource) -> ModelSpec:
     bare = [name.endswith("Model") and name not in ARCHITECTURES for name in given]
     names = [f"{name.removesuffix('Model')}ForCausalLM" if cut else name for name, cut in zip(given, bare, strict=True)]
     if not any(name in ARCHITECTURES for name in names):
+        known = (*ENCODERS, *ARCHITECTURES)
         raise ModelError(
-            f"{source.name}: architecture {', '.join(given) or 'none'} is not supported; supported for pooling are "
-            f"{', '.join((*ENCODERS, *ARCHITECTURES))}.",
+            f"{source.name}: architecture {', '.join(given) or 'none'} is not supported."
+            f"{nearest(given[0], known) if given else ''} Supported for pooling are {', '.join(known)}: the rows of "
+            f"{ENCODER_TABLE} and {TABLE}, where one that they can run is added.",
             param="model",
         )
     spec = build_spec(replace(source, config={**source.config, "architectures": names}))

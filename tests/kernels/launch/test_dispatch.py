@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -103,11 +104,26 @@ def test_the_nearest_names_are_given(op: str) -> None:
 
     assert stoker_kernels.gemm.linear
     with pytest.raises(ValueError, match=r"did you mean linear\?"):
-        dispatch.pin("gemm", "cublas")
+        dispatch.pin("lineer", "cublas")
     with pytest.raises(ValueError, match=r"no implementation 'cublass', did you mean cublas\?; it has table, cublas"):
         dispatch.pin("linear", "cublass")
     with pytest.raises(ValueError, match=r"unknown op 'zzz'; there are .*linear"):
         dispatch.pin("zzz", "x")
+
+
+@pytest.mark.parametrize("folder", dispatch.MAIN_OPS)
+def test_a_folder_stands_for_its_main_op(folder: str) -> None:
+    import_module(f"stoker_kernels.{folder}")
+    main = dispatch.MAIN_OPS[folder]
+    assert folder not in dispatch.ops()
+    dispatch.pin(folder, "reference")
+    try:
+        assert dispatch.require(CPU, torch.float32, (main,)) == {main: "reference"}
+        with pytest.raises(ValueError, match=f"op {main} has no implementation 'zzz'"):
+            dispatch.pin(folder, "zzz")
+    finally:
+        dispatch.unpin(folder)
+    assert main not in dispatch._pins
 
 
 def test_the_log_names_dtypes_where_they_differ(op: str) -> None:

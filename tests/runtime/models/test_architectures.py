@@ -114,7 +114,10 @@ def test_dtype_under_both_names(key: str) -> None:
             {"architectures": ["LlamaForCausallm"]},
             r"Causallm is not supported. The nearest is LlamaForCausalLM. .*stoker_runtime/models/architectures",
         ),
-        ({"architectures": ["Llama4ForConditionalGeneration"]}, "Llama4For.* is not supported: .* within chunks"),
+        (
+            {"architectures": ["Llama4ForConditionalGeneration"]},
+            "Llama4For.* is not supported: .* within chunks.* The nearest is .*stoker_runtime/models/architectures",
+        ),
         *(({"architectures": ["Phi3SmallForCausalLM"], "ff_intermediate_size": 40, "hidden_act": "gegelu"} | more, text)
           for more, text in [
             ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

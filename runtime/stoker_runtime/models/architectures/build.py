@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stoker_runtime.errors import ModelError
@@ -45,15 +45,18 @@ def build_spec(source: ModelSource) -> ModelSpec:
 def _unknown(architectures: Sequence[str]) -> str:
     """Names what is not served, the nearest that is, and where a row would go."""
     asked = ", ".join(architectures)
-    reason = next((REFUSED[name] for name in architectures if name in REFUSED), None)
-    if reason is not None:
-        return f"architecture {asked} is not supported: {reason}."
-    near = difflib.get_close_matches(architectures[0], ARCHITECTURES, n=1)
-    hint = f" The nearest is {near[0]}." if near else ""
+    reason = next((f": {REFUSED[name]}" for name in architectures if name in REFUSED), "")
+    near = nearest(architectures[0], ARCHITECTURES)
     return (
-        f"architecture {asked} is not supported.{hint} Supported are {', '.join(sorted(ARCHITECTURES))}: "
+        f"architecture {asked} is not supported{reason}.{near} Supported are {', '.join(sorted(ARCHITECTURES))}: "
         f"the rows of {TABLE}, where one that the decoder can run is added."
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence on the one of `known` that is spelled most like `name`; empty where none is."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" The nearest is {near[0]}." if near else ""
 
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:
