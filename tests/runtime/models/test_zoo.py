@@ -23,6 +23,7 @@ from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from tests.runtime.models.plain_models import PLAIN, PlainModel
+from tests.runtime.models.variant_rows import VARIANTS
 from torch import Tensor
 
 from stoker_runtime.bench.reference.model import reference_logits
@@ -347,6 +348,7 @@ ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS | ALIBIS).items()}
 # transformers goes through prompts in chunks there, whose sums are others than those of a recurrence.
 ROWS |= {name: Row(*row, limit=2e-3) for name, row in HYBRIDS.items()}
 ROWS |= {name: Row("", changes, plain=kind) for name, (kind, changes) in PLAIN.items()}
+VARIED = {name: Row(**row) for name, row in VARIANTS.items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
 
 
@@ -373,7 +375,7 @@ def save_random(name: str, folder: Path, **changes: Any) -> Any:
     """Save a random model of the row, and of `changes` to its sizes, into `folder`; returns transformers' own."""
     import transformers
 
-    row, rng = ROWS[name], random.Random(f"{SEED}{name}")
+    row, rng = (ROWS | VARIED)[name], random.Random(f"{SEED}{name}")
     if row.plain is not None:
         plain = row.plain.random({**row.changes(rng), **changes}, rng)
         plain.save_pretrained(folder)
@@ -405,9 +407,21 @@ def save_random(name: str, folder: Path, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
+    assert_equals_transformers(name, tmp_path, paged_model)
+
+
+@pytest.mark.matrix(take=3)
+@pytest.mark.parametrize("name", VARIED)
+def test_what_a_configuration_may_turn_on_or_off_equals_transformers(
+    name: str, tmp_path: Path, paged_model: Any
+) -> None:
+    assert_equals_transformers(name, tmp_path, paged_model)
+
+
+def assert_equals_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
     """Logits of whole prompts, 64 greedy tokens, and the same logits by chunks among decodes."""
     print(f"seed {SEED}")
-    theirs, limit = save_random(name, tmp_path), ROWS[name].limit
+    theirs, limit = save_random(name, tmp_path), (ROWS | VARIED)[name].limit
     ours = paged_model(str(tmp_path), slots=3)
     rng = random.Random(SEED)
     prompts = [[rng.randrange(3, ours.spec.vocab) for _ in range(count)] for count in (37, 1, 60)]
