@@ -110,6 +110,7 @@ class StepLoop:
         """Gauges of now and counters since start."""
         stats = self.scheduler.stats()
         stats.step_seconds, stats.batch_tokens = self._step_seconds, self._batch_tokens
+        stats.running_adapters, stats.waiting_adapters = map(self.adapters.names, self.scheduler.adapters())
         self.sleeper.count(stats)
         return stats
 

@@ -187,8 +187,12 @@ class Scheduler:
         self._settle()
         self._placement.clear_caches()
 
+    def adapters(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The adapters of sequences that run, and of those that wait."""
+        return self._placement.adapters.running, self._placement.adapters.waiting
+
     def stats(self) -> EngineStats:
-        """Gauges of now and counters since start; the step's own figures are the step loop's."""
+        """Gauges of now and counters since start; the step's own figures and adapters' names are the step loop's."""
         stats = EngineStats(
             steps=self._step,
             waiting=len(self._waiting),
