@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 from tests.runtime.engine.uniform_executor import UniformAdapters, UniformExecutor
@@ -207,7 +207,8 @@ def test_a_folder_is_read_for_one_that_still_waits_for_a_slot() -> None:
     world.step()
     waiting = world.add((6, 1), 4, "cy")
     assert holder.reads == reads + 1
-    world.settle()
+    wait([each.future for each in world.loop.adapters._reading])
+    world.step()
     assert number in holder.copies
     assert running.finish is None
     assert waiting.slot < 0, "the only slot is another's"
