@@ -27,7 +27,7 @@ def page() -> str:
     """docs/reference/metrics.md."""
     server = ServerMetrics("model")
     server.attach([EngineView(EngineStats, page_size=16, num_pages=1)] * 2)
-    server.attach_adapters(dict, max_loras=1)
+    server.attach_adapters(max_loras=1)
     own = [found for each in vars(operator).values() if isinstance(each, MetricWrapperBase) for found in each.collect()]
     labels = {each._name: each._labelnames for each in vars(operator).values() if isinstance(each, MetricWrapperBase)}
     return (

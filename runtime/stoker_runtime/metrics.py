@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stoker_runtime.process.board import Board
-from stoker_runtime.request import Adapter, EngineStats, FinishReason
+from stoker_runtime.request import EngineStats, FinishReason
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
@@ -151,7 +151,6 @@ class ServerMetrics(Collector):
         self.model_name = model_name
         self.board = board = board or Board()
         self._engines: tuple[EngineView, ...] = (EngineView(EngineStats, 0, 0),)
-        self._adapters: Callable[[], Mapping[str, Adapter]] | None = None
         self._max_loras = 0
         self._finished = {reason: board.take(1) for reason in FinishReason}
         self._rejected = board.take(1)
@@ -176,9 +175,9 @@ class ServerMetrics(Collector):
         """Read gauges and counters from these engines from now on. Several have a label `engine`, their number."""
         self._engines = tuple(engines)
 
-    def attach_adapters(self, served: Callable[[], Mapping[str, Adapter]], max_loras: int) -> None:
-        """Tell of adapters too, by the names that are `served`."""
-        self._adapters, self._max_loras = served, max_loras
+    def attach_adapters(self, max_loras: int) -> None:
+        """Tell of adapters too, of which a step may use `max_loras`."""
+        self._max_loras = max_loras
 
     def first_token(self, seconds: float, queued: float | None = None) -> None:
         """A sequence's first token came `seconds` after its request; it `queued` seconds of them, if known."""
@@ -260,25 +259,22 @@ class ServerMetrics(Collector):
                 sizes = (each.page_size, each.num_pages, stats.host_pages_total)
                 info.add_metric([*value, *map(str, sizes)], 1.0)
             yield info
-        if self._adapters is not None:
-            yield self._lora_info(every[0], self._adapters())
+        if self._max_loras:
+            yield self._lora_info(every[0])
         histograms = (self._first_token, self._inter_token, self._end_to_end, self._queue, self._per_token)
         for histogram in (*histograms, self._prompt, self._generated):
             yield histogram.family(self.model_name)
 
-    def _lora_info(self, stats: EngineStats, served: Mapping[str, Adapter]) -> Metric:
+    def _lora_info(self, stats: EngineStats) -> Metric:
         """Which adapters run and wait now, in labels, as vLLM tells it; the value is the time."""
-        names = {adapter.number: name for name, adapter in served.items()}
         labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters of running and of waiting requests; the value is the time",
             labels=labels,
         )
-        listed = (
-            ",".join(sorted(names[number] for number in numbers if number in names))
-            for numbers in (stats.running_adapters, stats.waiting_adapters)
-        )
+        # Two of a name are one that was replaced under its requests, and the one in its place.
+        listed = (",".join(sorted(set(names))) for names in (stats.running_adapters, stats.waiting_adapters))
         family.add_metric([str(self._max_loras), *listed], time.time())
         return family
 

@@ -329,8 +329,9 @@ class EngineStats:
     pages_swapped_in: int = 0
     step_seconds: float = 0.0
     batch_tokens: int = 0
-    running_adapters: tuple[int, ...] = ()
-    waiting_adapters: tuple[int, ...] = ()
+    running_adapters: tuple[str, ...] = ()
+    """Names, of adapters that were unloaded under their requests, too."""
+    waiting_adapters: tuple[str, ...] = ()
     kv_event_messages: int = 0
     kv_event_messages_lost: int = 0
     drafts: int = 0

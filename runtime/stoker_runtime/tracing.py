@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = {"grpc": "grpc", "http/protobuf": "http"}
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROVIDER = "stoker"
 FAREWELL_MS = 2000
 """How long an ending server waits for its last spans to leave."""
 
@@ -54,10 +55,12 @@ class SequenceTimes:
 class RequestTrace:
     """All of a request that is over. `context` are the client's headers of W3C's trace context.
 
-    `parameters` are attributes as they stand in the request's span.
+    `name` is the id of its answer, `operation` what the conventions call its route. `parameters` are attributes as they
+    stand in the request's span.
     """
 
     name: str
+    operation: str
     model: str
     context: tuple[tuple[str, str], ...]
     arrival: float
@@ -117,9 +120,13 @@ class RequestTracer:
             return
         admitted = min(arrival + sequence.queued, sequence.first)
         prompt, generated = (
-            {"gen_ai.usage.prompt_tokens": sequence.prompt_tokens},
+            {
+                "gen_ai.usage.prompt_tokens": sequence.prompt_tokens,
+                "gen_ai.usage.input_tokens": sequence.prompt_tokens,
+            },
             {
                 "gen_ai.usage.completion_tokens": sequence.tokens,
+                "gen_ai.usage.output_tokens": sequence.tokens,
                 "gen_ai.response.finish_reasons": [sequence.finish],
             },
         )
@@ -202,10 +209,13 @@ def _fail(span: Span, error: BaseException) -> None:
 
 
 def _attributes(trace: RequestTrace, end: float) -> dict[str, Any]:
-    """vLLM's names where it has the figure, else those of OpenTelemetry's conventions for generative AI."""
+    """Figures by the names of OpenTelemetry's conventions for generative AI, and by vLLM's."""
     tokens = sum(each.tokens for each in trace.sequences)
     found: dict[str, Any] = {
+        "gen_ai.operation.name": trace.operation,
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.id": trace.name,
+        "gen_ai.response.id": trace.name,
         "gen_ai.request.model": trace.model,
         "gen_ai.response.model": trace.model,
         "gen_ai.usage.prompt_tokens": trace.prompt_tokens,

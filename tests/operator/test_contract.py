@@ -232,7 +232,7 @@ def test_types_are_the_engines(
 
 def test_dashboards_and_alerts_read_series_that_somebody_has(service: Build) -> None:
     server = ServerMetrics("m")
-    server.attach_adapters(dict, 3)
+    server.attach_adapters(3)
     published = {sample.name for family in server.collect() for sample in family.samples}
     for found in (metrics.ACTIVATOR_HELD, metrics.ACTIVATOR_REQUESTS, metrics.ACTIVATOR_WAKES, metrics.ACTIVATOR_WAIT):
         kind, [family] = type(found).__name__, found.describe()

@@ -2,8 +2,9 @@
 
 A step of R sequences with k drafts each takes `cost(R, k)` plain steps and gives R tokens and those of the drafts that
 are accepted. Per sequence two figures are kept: how often there is a draft at all, and how often a draft whose
-predecessors were accepted is accepted, too. The k with the most tokens a second is taken, 0 among them; where it is 0
-a narrow step now and then looks whether that has changed, so seldom that it costs half a percent.
+predecessors were accepted is accepted, too. A sequence that was seen in few steps is taken for one like the others. The
+k with the most tokens a second is taken, 0 among them; where it is 0 a narrow step now and then looks whether that has
+changed, so seldom that it costs half a percent.
 
 A draft model has to compute what it lacks of a sequence before it drafts. That is done where it promises to pay, or
 where so many steps went by that it is within the same half percent.
@@ -20,9 +21,13 @@ from stoker_runtime.drafts.settings import DraftCosts
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16)
 LEARNING = 0.125
-"""Weight of a sequence's newest step in its figures."""
-PRIOR_LEARNING = 1 / 32
-"""The same in the figures of all, with which a new sequence begins."""
+"""Weight of a sequence's newest step in its figures, which are means before it had so many steps."""
+ALL_LEARNING = 0.125
+"""The same in the figures of all, for each sequence of a step: where all texts change, one step of many tells it."""
+OTHERS = 2
+"""Steps of its own that weigh as much as the figures of all."""
+WELL_KNOWN = 1024
+"""Steps after which the figures of all say next to nothing of a sequence."""
 FIRST_FOUND, FIRST_ACCEPTED = 0.6, 0.6
 COST_OF_DRAFT = 0.1
 """Of a plain step, for each draft a sequence, until it was measured."""
@@ -40,23 +45,39 @@ MOST_CREDIT = 40.0
 CAUTION = 4
 """What is to be gained by catching up has to be so much more than it costs: nobody knows how long a text gets."""
 REVIEW = 8
-"""Steps for which a decision stands, unless sequences come or go."""
+"""Steps for which a decision stands, unless sequences come or go, or a step brought less than its drafts cost."""
 
 
 class RowPace:
-    """What drafts bring for one sequence: how often there is one, and how often one is accepted."""
+    """What drafts bring for one sequence: how often there is one, and how often one is accepted.
 
-    __slots__ = ("accepted", "found")
+    `_seen` and `_judged` are the steps that told the one and the other.
+    """
 
-    def __init__(self, found: float, accepted: float) -> None:
+    __slots__ = ("_judged", "_seen", "accepted", "found")
+
+    def __init__(self, found: float, accepted: float, steps: int = WELL_KNOWN) -> None:
+        """Figures that `steps` steps told."""
         self.found = found
         self.accepted = accepted
+        self._seen = self._judged = steps
 
     def learn(self, offered: int, taken: int, weight: float) -> None:
         """A step verified `offered` drafts and accepted the first `taken`."""
-        self.found += weight * ((offered > 0) - self.found)
+        self._seen += 1
+        self.found += max(weight, 1 / self._seen) * ((offered > 0) - self.found)
         if offered:
-            self.accepted += weight * (taken / min(offered, taken + 1) - self.accepted)
+            self._judged += 1
+            accepted = taken / min(offered, taken + 1)
+            self.accepted += max(weight, 1 / self._judged) * (accepted - self.accepted)
+
+    def among(self, others: RowPace) -> RowPace:
+        """The same, leaning to `others` as far as few steps told it."""
+        found, accepted = OTHERS / (OTHERS + self._seen), OTHERS / (OTHERS + self._judged)
+        return RowPace(
+            self.found + found * (others.found - self.found),
+            self.accepted + accepted * (others.accepted - self.accepted),
+        )
 
     def gain(self, k: int) -> float:
         """Tokens that `k` drafts bring beyond the one that a plain step gives."""
@@ -107,19 +128,24 @@ class Pace:
         self._model = model
         self._cost_of_draft = COST_OF_DRAFT + (model.draft if model else 0.0)
         self._credit = 0.0
+        self._accepted = 0
 
     def new_row(self) -> RowPace:
         """The figures of a sequence of which nothing is known: those of the others."""
-        return RowPace(self._all.found, self._all.accepted)
+        return RowPace(self._all.found, self._all.accepted, 0)
 
     def learn(self, row: RowPace, offered: int, taken: int) -> None:
         """A step verified `offered` drafts of a sequence and accepted the first `taken`."""
         row.learn(offered, taken, LEARNING)
-        self._all.learn(offered, taken, PRIOR_LEARNING)
+        self._all.learn(offered, taken, ALL_LEARNING)
+        self._accepted += taken
 
     def spent(self, rows: int, k: int, seconds: float) -> None:
         """A step of `rows` sequences with `k` drafts each took `seconds`, among others of its kind."""
-        self._timings.setdefault((_size(rows), k), Timing(seconds)).learn(seconds, self._steps)
+        timing = self._timings.get((_size(rows), k))
+        if timing is None or self._steps - timing.at > STALE:
+            timing = self._timings[_size(rows), k] = Timing(seconds)
+        timing.learn(seconds, self._steps)
 
     def cost(self, rows: int, k: int) -> float:
         """Plain steps that one with `k` drafts is worth in time; from its neighbours where it was not measured."""
@@ -142,10 +168,11 @@ class Pace:
         self._steps += 1
         self._since_probe += 1
         self._credit = min(self._credit + PROBE_LOSS, MOST_CREDIT)
-        if changed or self._steps_left <= 0 or len(self._decision) != len(rows):
+        if changed or self._steps_left <= 0 or len(self._decision) != len(rows) or self._disappoints(len(rows)):
             self._steps_left = REVIEW
             self._decide(rows)
         self._steps_left -= 1
+        self._accepted = 0
         interval = self._between_probes(len(rows))
         if self._since_probe > interval and self._fits(len(rows), 1) and any(rows):
             self._since_probe = 0
@@ -160,7 +187,7 @@ class Pace:
         """
         if self._model is None:
             return True
-        cost, gain = lacking * self._model.token, row.gain(self._k)
+        cost, gain = lacking * self._model.token, row.among(self._all).gain(self._k)
         # All rows wait for it, and one gains; half of what may come is what comes, for want of knowledge.
         if CAUTION * cost * rows <= left / 2 * gain / (1 + gain):
             return True
@@ -172,17 +199,24 @@ class Pace:
     def _believed(self, timing: Timing) -> bool:
         return timing.samples >= FEWEST_TIMINGS and self._steps - timing.at <= STALE
 
+    def _disappoints(self, rows: int) -> bool:
+        """Whether the drafts of the step that was read last brought less than they cost, as far as that is known."""
+        timing = self._timings.get((_size(rows), self._k))
+        known = timing is not None and self._believed(timing)
+        return self._k > 0 and known and self._accepted < (self.cost(rows, self._k) - 1) * rows
+
     def _decide(self, rows: Sequence[RowPace | None]) -> None:
         count, best, self._k = len(rows), WORTH, 0
-        hopeful = [row for row in rows if row is not None and row.found * row.accepted > HOPELESS]
-        if hopeful:
+        known = [row.among(self._all) if row is not None else None for row in rows]
+        hopeful = [row is not None and row.found * row.accepted > HOPELESS for row in known]
+        paying = [row for row, hopes in zip(known, hopeful, strict=True) if row is not None and hopes]
+        if paying:
             for k in self.ladder:
                 if self._fits(count, k):
-                    worth = (count + sum(row.gain(k) for row in hopeful)) / count / self.cost(count, k)
+                    worth = (count + sum(row.gain(k) for row in paying)) / count / self.cost(count, k)
                     if worth > best:
                         best, self._k = worth, k
-        chosen = set(map(id, hopeful)) if self._k else set()
-        self._decision = tuple(self._k if id(row) in chosen else 0 for row in rows)
+        self._decision = tuple(self._k if hopes else 0 for hopes in hopeful)
 
     def _fits(self, rows: int, k: int) -> bool:
         return rows < self._batch_limit and rows * (k + 1) <= self._verify_tokens

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,10 @@ class Adapters:
     def busy(self) -> bool:
         """Whether folders are being read."""
         return bool(self._reading)
+
+    def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        """The names of adapters that are served, or whose sequences have not all ended."""
+        return tuple(self._known[number].name for number in numbers)
 
     def load(self, name: str, path: str, parent: str, told: Told, *, replace: bool = False) -> None:
         """Read the folder `path` and serve it as `name`; `told` comes from a later `take_over`.

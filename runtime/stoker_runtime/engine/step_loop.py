@@ -110,6 +110,8 @@ class StepLoop:
         """Gauges of now and counters since start."""
         stats = self.scheduler.stats()
         stats.step_seconds, stats.batch_tokens = self._step_seconds, self._batch_tokens
+        slots = self.scheduler.adapters
+        stats.running_adapters, stats.waiting_adapters = map(self.adapters.names, (slots.running, slots.waiting))
         self.sleeper.count(stats)
         return stats
 

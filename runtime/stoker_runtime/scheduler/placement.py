@@ -360,7 +360,6 @@ class Placement:
         stats.running = self.num_slots - len(self.free_slots)
         stats.pages_used, stats.pages_total = self.pages.used, self.pages.num_pages
         stats.prefix_queries, stats.prefix_hits = self.queries, self.hits
-        stats.running_adapters, stats.waiting_adapters = self.adapters.running, self.adapters.waiting
         if (host := self.host) is not None:
             stats.swapped = self.swapped
             stats.host_pages_used, stats.host_pages_total = host.pages.used, host.pages.num_pages

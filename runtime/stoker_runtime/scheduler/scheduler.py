@@ -50,6 +50,7 @@ class Scheduler:
         self.on_end: Callable[[Sequence], None] = lambda sequence: None  # called with each that ends
         self._clock = clock
         self._placement = Placement.of(config)
+        self.adapters = self._placement.adapters
         self._order = POLICIES[config.policy]
         self._displacing = config.policy in DISPLACING
         self.speculation = Speculation.of(config, self._placement)
@@ -62,8 +63,7 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._decode_rows: tuple[tuple[int, ...], tuple[Sequence, ...]] | None = None
         self._departed = False
-        self._random = random.Random(config.seed)
-        self._admissions = AdmissionRate()
+        self._random, self._admissions = random.Random(config.seed), AdmissionRate()
         self._serial = self._step = self._preemptions = self._prompt_tokens = self._generation_tokens = 0
 
     @property
@@ -188,7 +188,7 @@ class Scheduler:
         self._placement.clear_caches()
 
     def stats(self) -> EngineStats:
-        """Gauges of now and counters since start; the step's own figures are the step loop's."""
+        """Gauges of now and counters since start; the step's own figures and adapters' names are the step loop's."""
         stats = EngineStats(
             steps=self._step,
             waiting=len(self._waiting),

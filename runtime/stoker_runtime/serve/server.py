@@ -250,7 +250,7 @@ class Server:
             EngineView(each.stats, each.ready.page_size, each.ready.num_pages) for each in engine.engines
         ])  # fmt: skip
         if self.config.engine.enable_lora:
-            self.state.metrics.attach_adapters(lambda: engine.adapters, self.config.engine.max_loras)
+            self.state.metrics.attach_adapters(self.config.engine.max_loras)
         return Service(
             engine,
             text_side.tokenizer,

@@ -148,6 +148,32 @@ def test_an_adapter_is_a_model_in_every_route(
     assert texts["tiny"] != texts["sql"]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/tokenize", {"prompt": "Hi there"}),
+        ("/detokenize", {"tokens": PROMPT}),
+        ("/v1/completions/render", {"prompt": "Hi there", "max_tokens": 3}),
+        ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
+    ],
+)
+def test_an_adapter_is_a_model_where_nothing_is_generated(
+    adapted: ServerProcess, path: str, asked: dict[str, Any]
+) -> None:
+    answers = {model: post(adapted, path, asked | {"model": model}) for model in ("tiny", "sql", "nobody")}
+    assert {model: answer.status_code for model, answer in answers.items()} == {"tiny": 200, "sql": 200, "nobody": 404}
+    assert _named(answers["sql"], "sql") == _named(answers["tiny"], "tiny")
+
+
+def _named(answer: httpx.Response, model: str) -> Any:
+    """What was answered, without what differs from one request to the next and without the model's name."""
+    found = answer.json()
+    for each in found if isinstance(found, list) else [found]:
+        assert each.pop("model", model) == model
+        each.pop("request_id", None)
+    return found
+
+
 def test_adapters_come_and_go_while_streams_run(
     adapted: ServerProcess, expected: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
@@ -158,7 +184,7 @@ def test_adapters_come_and_go_while_streams_run(
         events = stream.iter_lines()
         first = next(events)
         assert first.startswith("data: {")
-        assert wait_until(lambda: "sql" in running_adapters(adapted), 20)
+        assert wait_until(lambda: adapters_now(adapted) == ("sql", ""), 20)
         assert load(adapted, "law", folders["law"]).text == "Success: LoRA adapter 'law' added successfully."
         assert said(complete(adapted, "law")) == expected["law"]
         assert unload(adapted, "sql").text == "Success: LoRA adapter 'sql' removed successfully."
@@ -215,12 +241,13 @@ def test_no_stream_pauses_while_adapters_come_and_go(adapted: ServerProcess, tmp
     raise AssertionError(f"the longest pause of a stream, by try, in seconds: {found}")
 
 
-def running_adapters(server: ServerProcess) -> str:
+def adapters_now(server: ServerProcess) -> tuple[str, str]:
+    """The labels of the adapters that run, and of those that wait."""
     text = CLIENT.get(f"{server.url}/metrics", headers=FRESH).text
     [family] = [each for each in text_string_to_metric_families(text) if each.name == "vllm:lora_requests_info"]
     labels = family.samples[0].labels
     assert labels["max_lora"] == "2"
-    return labels["running_lora_adapters"]
+    return labels["running_lora_adapters"], labels["waiting_lora_adapters"]
 
 
 @pytest.mark.parametrize(

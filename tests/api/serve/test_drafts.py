@@ -21,12 +21,14 @@ NAME = "vllm:spec_decode_num"
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"max_tokens": 120},
     "sampled": {"max_tokens": 60, "temperature": 0.7, "top_p": 0.8, "seed": 11},
-    "choices": {"max_tokens": 30, "temperature": 1.0, "n": 3, "seed": 5},
-    "penalties": {"max_tokens": 60, "presence_penalty": 0.6, "repetition_penalty": 1.3},
+    "choices": {"max_tokens": 60, "temperature": 0.4, "top_k": 3, "n": 3, "seed": 5},
+    "penalties": {"max_tokens": 60, "presence_penalty": 0.1, "repetition_penalty": 1.02},
     "logprobs": {"max_tokens": 40, "logprobs": 3},
     "grammar": {"max_tokens": 40, "structured_outputs": {"regex": "(red |hen ){6}"}},
     "allowed": {"max_tokens": 50, "allowed_token_ids": [97, 98, 101]},
 }
+
+MASKED = ("grammar", "allowed")
 
 
 def server(*flags: str) -> ServerProcess:
@@ -74,11 +76,23 @@ def metrics(of: ServerProcess) -> dict[str, float]:
     return found
 
 
+def drafted(server: ServerProcess) -> float:
+    """Tokens that were drafted so far."""
+    return metrics(server)[f"{NAME}_draft_tokens_total"]
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_is_answered_as_without(both: tuple[ServerProcess, ServerProcess], name: str) -> None:
     drafting, plain = both
-    got, expected = (answer(each, ASKED[name]) for each in (drafting, plain))
-    assert near(got, expected)
+    before, expected = drafted(drafting), answer(plain, ASKED[name])
+    for _ in range(1 if name in MASKED else 100):
+        assert near(answer(drafting, ASKED[name]), expected)
+        if drafted(drafting) > before:
+            break  # where drafts seldom bring something, few steps have some
+    if name in MASKED:
+        assert drafted(drafting) == before, "rows whose next token the host has a say in have no drafts"
+    else:
+        assert drafted(drafting) > before, "none was ever drafted"
 
 
 def test_a_stop_string_within_a_run_of_accepted_tokens(both: tuple[ServerProcess, ServerProcess]) -> None:
@@ -94,8 +108,12 @@ def test_a_stop_string_within_a_run_of_accepted_tokens(both: tuple[ServerProcess
 def test_what_is_accepted_is_told(both: tuple[ServerProcess, ServerProcess]) -> None:
     drafting, plain = both
     before = metrics(drafting)
-    answer(drafting, ASKED["greedy"])
-    assert wait_until(lambda: metrics(drafting)[f"{NAME}_drafts_total"] > before[f"{NAME}_drafts_total"], 20)
+
+    def rises() -> bool:
+        answer(drafting, ASKED["greedy"])
+        return metrics(drafting)[f"{NAME}_drafts_total"] > before[f"{NAME}_drafts_total"]
+
+    assert wait_until(rises, 60)
     after = metrics(drafting)
     drafts, tokens, accepted = (after[f"{NAME}_{each}_total"] for each in ("drafts", "draft_tokens", "accepted_tokens"))
     assert drafts <= tokens <= DRAFTS["num_speculative_tokens"] * drafts  # type: ignore[operator]

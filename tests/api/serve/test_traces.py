@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import socket
@@ -22,6 +23,8 @@ from api_server import Running, make_state, serve, wait_until
 from fake_engine import FakeEngine
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import GenAiOperationNameValues
 from server_process import ServerProcess
 
 from stoker_runtime.errors import ConfigError
@@ -29,6 +32,25 @@ from stoker_runtime.request import Adapter
 from stoker_runtime.tracing import open_tracer, require_tracing
 
 GRPC, HTTP = "grpc", "http/protobuf"
+CONVENTIONS = {
+    value
+    for module in (error_attributes, gen_ai_attributes)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str)
+}
+VLLM = {
+    "gen_ai.request.id",
+    "gen_ai.request.n",
+    "gen_ai.usage.num_sequences",
+    "gen_ai.latency.time_in_queue",
+    "gen_ai.latency.time_to_first_token",
+    "gen_ai.latency.e2e",
+    "gen_ai.latency.time_in_model_prefill",
+    "gen_ai.latency.time_in_model_decode",
+    "gen_ai.latency.time_in_model_inference",
+}
+"""Names of vLLM's that the conventions do not know."""
+REQUIRED = {gen_ai_attributes.GEN_AI_OPERATION_NAME, gen_ai_attributes.GEN_AI_PROVIDER_NAME}
 
 
 class Collector:
@@ -133,6 +155,7 @@ def test_a_request_is_one_trace(protocol: str, monkeypatch: pytest.MonkeyPatch) 
             assert len(inner) == 2
             assert {span.parent_span_id for span in inner} == {request.span_id}
             assert {span.trace_id for span in inner} == {request.trace_id}
+            assert all(attributes(span).keys() <= CONVENTIONS for span in inner)
         times = [
             (
                 queue.start_time_unix_nano,
@@ -154,12 +177,19 @@ def test_a_request_is_one_trace(protocol: str, monkeypatch: pytest.MonkeyPatch) 
 
 def check_attributes(found: dict[str, Any], answer: dict[str, Any]) -> None:
     usage = answer["usage"]
-    assert found["gen_ai.request.id"] == answer["id"] == "chatcmpl-mine"
-    assert found["gen_ai.response.model"] == "poet"
-    assert found["gen_ai.usage.prompt_tokens"] == usage["prompt_tokens"]
-    assert found["gen_ai.usage.completion_tokens"] == usage["completion_tokens"] == 14
+    assert found.keys() - CONVENTIONS == VLLM
+    assert found.keys() >= REQUIRED
+    assert found["gen_ai.operation.name"] == GenAiOperationNameValues.CHAT.value
+    assert found["gen_ai.provider.name"] == "stoker"
+    assert found["gen_ai.request.id"] == found["gen_ai.response.id"] == answer["id"] == "chatcmpl-mine"
+    assert found["gen_ai.request.model"] == found["gen_ai.response.model"] == "poet"
+    for name in ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"):
+        assert found[name] == usage["prompt_tokens"]
+    for name in ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"):
+        assert found[name] == usage["completion_tokens"] == 14
     assert found["gen_ai.usage.cache_read.input_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
-    assert (found["gen_ai.request.max_tokens"], found["gen_ai.request.n"]) == (7, 2)
+    assert found["gen_ai.request.max_tokens"] == 7
+    assert found["gen_ai.request.choice.count"] == found["gen_ai.request.n"] == 2
     assert found["gen_ai.response.finish_reasons"] == ["length", "length"]
     assert 0 < found["gen_ai.latency.time_to_first_token"] < found["gen_ai.latency.e2e"]
     assert found["gen_ai.latency.time_in_queue"] == 0.25
@@ -177,13 +207,19 @@ def test_streams_failures_and_requests_without_a_context(monkeypatch: pytest.Mon
         assert wait_until(lambda: len(collector.named("llm_request")) == 1)
         [request] = collector.spans[-1:]
         assert request.parent_span_id == b""
+        said = attributes(request)
+        assert said["gen_ai.operation.name"] == GenAiOperationNameValues.TEXT_COMPLETION.value
+        assert said["gen_ai.response.id"] == json.loads(streamed.text.split("\n\n")[0].removeprefix("data: "))["id"]
         server.engine.fail_after = 1
         assert httpx.post(f"{server.url}/v1/completions", json=ask | {"stream": False}, timeout=60).status_code == 500
         assert wait_until(lambda: len(collector.named("llm_request")) == 2)
         failed = collector.named("llm_request")[1]
         assert failed.status.code == Status.STATUS_CODE_ERROR
         assert failed.status.message == "The step failed."
-        assert attributes(failed)["error.type"] == "EngineError"
+        said = attributes(failed)
+        assert said["error.type"] == "EngineError"
+        assert said.keys() >= REQUIRED
+        assert said.keys() <= CONVENTIONS | VLLM
         assert failed.trace_id != request.trace_id
 
 

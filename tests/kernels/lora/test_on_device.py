@@ -85,7 +85,7 @@ def test_rows_and_tokens_have_the_adapters_of_their_slots(device: torch.device) 
 @pytest.mark.parametrize("seed", range(4))
 def test_products_match(seed: int, dtype: torch.dtype, device: torch.device) -> None:
     rng, generator = random.Random(100 + seed), torch.Generator().manual_seed(seed)
-    slots, max_rank = rng.choice([1, 4]), rng.choice([5, 16, 40])
+    slots, max_rank = rng.choice([1, 4]), rng.choice([5, 16, 40]) if seed else 256
     columns, tokens = rng.choice([48, 1100]), rng.choice([1, 21])
     rows = rng.choice([(200, 24, 24), (130, 130), (72,)])
     place = target(generator, slots, max_rank, columns, rows, dtype, device)
@@ -103,7 +103,7 @@ def test_many_tokens_match(device: torch.device) -> None:
     )
 
 
-@pytest.mark.parametrize("max_rank", [9, 37])
+@pytest.mark.parametrize("max_rank", [9, 37, 256])
 def test_many_tokens_shrink_in_parts(max_rank: int, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(max_rank)
     tokens, columns = random.randrange(520, 900), 16 * random.randrange(40, 90)

@@ -12,16 +12,17 @@ import torch
 from tests.runtime.adapters.peft_folders import adapted, greedy, load_base, make_adapter, merged
 from tests.runtime.drafts.random_pace import decide_by_chance
 
-from stoker_runtime import LLM, LoRARequest, SamplingParams
+from stoker_runtime import LLM, LoRARequest, SamplingParams, request
 
 SIZES: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16, "max_num_seqs": 6,
-    "max_num_batched_tokens": 40, "num_gpu_blocks": 40, "enable_lora": True, "max_loras": 3, "max_lora_rank": 20,
+    "max_num_batched_tokens": 40, "num_gpu_blocks": 40, "enable_lora": True, "max_loras": 3, "max_lora_rank": 256,
     "generation_config": "none",
 }  # fmt: skip
 # What each adapter of a model is, in PEFT's words.
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 7},
+    "widest": {"r": 256, "lora_alpha": 100},
     "rank one": {"r": 1, "lora_alpha": 3, "target_modules": "all-linear"},
     "stabilized": {"r": 19, "lora_alpha": 5, "use_rslora": True},
     "patterns": {
@@ -31,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "some layers": {"r": 5, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0, 2]},
 }  # fmt: skip
 PROMPT = [5, 17, 99, 23, 64, 3, 41]
+LONG = [(29 * at + at * at) % 113 + 3 for at in range(40)]
+"""Longer than two pages, which a prefix is shared by."""
 
 
 def run(llm: LLM, prompts: list[list[int]], loras: list[LoRARequest | None], tokens: int) -> list[list[int]]:
@@ -55,12 +58,56 @@ def test_each_row_gives_the_tokens_of_its_merged_model(
         expected.append(greedy(merged(base, folder), PROMPT, 12))
     assert len(set(map(tuple, expected))) == len(expected), "adapters have to be told apart by their tokens"
     with LLM(str(base), **SIZES) as llm:
-        # Every prompt twice and in turns: more adapters than slots, and prefixes that must not be shared.
+        # Every prompt twice and in turns: more adapters than slots.
         got = run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12)
     assert got == expected * 2
     with LLM(str(base), **SIZES, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
         decide_by_chance(llm.engine, random.Random(name))
         assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2
+        assert llm.engine.stats().drafts
+
+
+def test_prefixes_and_sessions_are_those_of_an_adapter(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    base = tiny_checkpoint("llama")
+    folders = [make_adapter(base, tmp_path / str(rank), rank, r=rank) for rank in (3, 10)]
+    loras: list[LoRARequest | None] = [None, *(LoRARequest(each.name, int(each.name), str(each)) for each in folders)]
+    models = [load_base(base), *(merged(base, each) for each in folders)]
+    expected = [greedy(model, LONG, 6) for model in models]
+    assert len(set(map(tuple, expected))) == 3
+    with LLM(str(base), **SIZES) as llm:
+        for lora, tokens in zip(loras, expected, strict=True):
+            before = llm.engine.stats().prefix_hits
+            assert run(llm, [LONG], [lora], 6) == [tokens]
+            assert llm.engine.stats().prefix_hits == before, "what another model computed"
+            assert run(llm, [LONG], [lora], 6) == [tokens]
+            assert llm.engine.stats().prefix_hits == before + 32
+        params = request.SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        for lora, tokens in zip(loras, expected, strict=True):
+            number = llm.engine.adapters.served[lora.lora_name].number if lora else 0
+            prompt, turns = tuple(LONG), list[list[int]]()
+            for _ in range(2):
+                sequence = llm.engine.add(request.Request("turn", prompt, params, adapter=number, session="mine"))
+                while llm.engine.has_work:
+                    llm.engine.step()
+                turns.append(sequence.tokens[sequence.prompt_length :].tolist())
+                prompt = (*sequence.tokens.tolist(), 8)
+            assert turns[0] == tokens
+            assert turns[1] == greedy(models[loras.index(lora)], [*LONG, *tokens, 8], 6)
+
+
+@pytest.mark.parametrize("kind", ["widest", "plain"])
+def test_drafts_are_accepted_beside_an_adapter(
+    kind: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = tiny_checkpoint("llama")
+    folder = make_adapter(base, tmp_path / "one", 2, **KINDS[kind])
+    model, rng = merged(base, folder), random.Random(kind)
+    prompts = [[rng.randrange(3, 120)] * 9 for _ in range(8)]
+    expected = [greedy(model, each, 40) for each in prompts]
+    with LLM(str(base), **SIZES, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
+        decide_by_chance(llm.engine, rng)
+        assert run(llm, prompts, [LoRARequest("one", 4, str(folder))] * 8, 40) == expected
+        assert llm.engine.stats().accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])

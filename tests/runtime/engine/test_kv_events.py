@@ -19,6 +19,7 @@ import msgspec
 import pytest
 import zmq
 from tests.runtime.engine.uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_sleeper import UniformSleeper
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import make_loop, open_events
@@ -243,6 +244,37 @@ def ask(
     if rng.random() < 0.1:
         loop.step()
         loop.abort(sequence)
+
+
+def test_one_that_sleeps_has_nothing_cached(place: str, tmp_path: Path) -> None:
+    rng, sleeper = random.Random(SEED), UniformSleeper(tmp_path)
+    executor = UniformExecutor(num_pages=24, page_size=4, max_model_len=64, vocab_size=8, sleeper=sleeper)
+    sleeper.pages = executor.kv
+    config = EngineConfig("uniform", kv_events_config=events_config(place))
+    loop = StepLoop(executor, config)
+    prefixes = [tuple(rng.randrange(8) for _ in range(24))]
+
+    def work(name: str) -> None:
+        loop.add(Request(name, prefixes[0], SamplingParams(max_tokens=3, seed=5), 0.0))
+        executor.prompts[5] = prefixes[0]
+        while loop.has_work:
+            loop.step()
+
+    with followed(loop, config) as (events, follower):
+        work("before")
+        events.publish()
+        loop.sleeper.now(lambda told: loop.sleeper.sleep(rng.choice([1, 2]), told))
+        events.publish()
+        follower.follow(events.messages)
+        assert follower.child, "something was stored before"
+        assert follower.cleared == 1
+        assert not follower.stored
+        loop.sleeper.now(lambda told: loop.sleeper.wake((), told))
+        work("after")
+        events.publish()
+        follower.follow(events.messages)
+        assert len(follower.stored) == 6
+    loop.sleeper.close()
 
 
 def test_adapters_and_salts_are_told(place: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 from tests.runtime.engine.uniform_executor import UniformAdapters, UniformExecutor
@@ -125,6 +125,28 @@ def test_no_adapter_waits_for_ever_behind_a_stream_of_others() -> None:
     world.run()
 
 
+def test_which_adapters_run_and_which_wait_is_told_by_name() -> None:
+    world = World(2, 3, num_pages=40, max_num_seqs=4)
+    for name in ("di", "bo", "eve"):
+        world.load(name)
+    world.settle()
+    running = [world.add((7, 3, 2), 30, name) for name in ("eve", "di")]
+    waiting = world.add((7, 3), 3, "bo")
+    for _ in range(3):
+        world.step()
+    stats = world.loop.stats()
+    assert (sorted(stats.running_adapters), stats.waiting_adapters) == (["di", "eve"], ("bo",))
+    world.loop.adapters.unload("bo")
+    world.loop.abort(running[0])
+    world.step()
+    while waiting.slot < 0:
+        world.step()
+    assert set(world.loop.stats().running_adapters) >= {"bo"}
+    assert world.loop.stats().waiting_adapters == ()
+    world.run()
+    assert world.loop.stats().running_adapters == ()
+
+
 def test_an_adapter_in_use_is_unloaded_after_its_last_request() -> None:
     world = World(2, 2)
     world.load("ada")
@@ -136,6 +158,7 @@ def test_an_adapter_in_use_is_unloaded_after_its_last_request() -> None:
     holder = world.executor.adapters
     assert holder is not None
     assert number in holder.copies
+    assert world.loop.stats().running_adapters == ("ada",), "it is told of by its name while it runs"
     with pytest.raises(NotFoundError, match="was unloaded"):
         world.loop.add(Request("late", (1, 2), SamplingParams(max_tokens=2), adapter=number))
     world.run()
@@ -144,6 +167,54 @@ def test_an_adapter_in_use_is_unloaded_after_its_last_request() -> None:
     world.load("ada")
     world.settle()
     assert world.loop.adapters.served["ada"].number != number, "what it left in the prefix cache is another's"
+
+
+def test_the_copy_that_goes_is_the_one_that_was_not_used_for_the_longest() -> None:
+    world = World(1, 2)
+    holder = world.executor.adapters
+    assert holder is not None
+    for name in ("bo", "eve"):
+        world.load(name)
+        world.settle()
+    for name in ("bo", "eve", "bo"):
+        world.add((8, 2, 5), 3, name)
+        world.run()
+    world.load("di")
+    world.settle()
+    served = world.loop.adapters.served
+    assert set(holder.copies) == {served["bo"].number, served["di"].number}
+    reads = holder.reads
+    world.add((8, 2), 3, "bo")
+    world.run()
+    assert holder.reads == reads
+    world.add((8, 2), 3, "eve")
+    world.run()
+    assert holder.reads == reads + 1
+    assert set(holder.copies) == {served["bo"].number, served["eve"].number}
+
+
+def test_a_folder_is_read_for_one_that_still_waits_for_a_slot() -> None:
+    world = World(1, 3)
+    holder = world.executor.adapters
+    assert holder is not None
+    for name in ("cy", "eve", "ada", "bo"):
+        world.load(name)
+        world.settle()
+    number = world.loop.adapters.served["cy"].number
+    assert number not in holder.copies
+    reads = holder.reads
+    running = world.add((6, 1, 9), 40, "eve")
+    world.step()
+    waiting = world.add((6, 1), 4, "cy")
+    assert holder.reads == reads + 1
+    wait([each.future for each in world.loop.adapters._reading])
+    world.step()
+    assert number in holder.copies
+    assert running.finish is None
+    assert waiting.slot < 0, "the only slot is another's"
+    assert world.loop.stats().waiting_adapters == ("cy",)
+    world.run()
+    assert holder.reads == reads + 1
 
 
 def test_nobody_waits_for_a_folder_that_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:

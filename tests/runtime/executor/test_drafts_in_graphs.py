@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.executor.eagle_heads import quiet, save_head
 from tests.runtime.executor.test_next_token_heads import save_model
 from tests.runtime.executor.test_speculation import METHODS, requests, serve, smaller
+from tests.runtime.executor.texts_apart import check_apart
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker_kernels.launch import dispatch
@@ -124,6 +125,7 @@ def test_own_heads_with_the_usual_kernels(kind: str, seed: int, device: str, tmp
         texts.append([answers[each.id].tokens for each in asked])
         if drafts:
             check_drafts(executor, stats)
+            check_apart(executor, asked, *texts)
         executor.close()
     same = [a == b for a, b in zip(*texts, strict=True)]
     assert all(same) if device == "cpu" else sum(same) > len(same) / 2

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.executor.eagle_heads import PlainHead, quiet, save_head
 from tests.runtime.executor.test_draft_model import Listener, crowd
 from tests.runtime.executor.test_speculation import build, random_llama, serve
+from tests.runtime.executor.texts_apart import check_apart
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from stoker_runtime.config import EngineConfig
@@ -109,8 +110,9 @@ def test_a_head_drafts_within_graphs_on_a_gpu(tmp_path: Path) -> None:
         )  # fmt: skip
         answers, stats = serve(executor, asked, 37)
         said.append([answers[each.id].tokens for each in asked])
+        if drafting:
+            assert check_apart(executor, asked, *said) < len(asked) / 2
         executor.close()
-    assert sum(a == b for a, b in zip(*said, strict=True)) > len(asked) / 2
     assert stats.accepted_tokens > stats.draft_tokens / 30 > 10
 
 

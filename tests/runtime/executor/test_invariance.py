@@ -174,8 +174,12 @@ def test_no_schedule_changes_a_bit_on_a_gpu(
         alone = [roomy.generate_tokens([prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
     for swapped in (0, 100):
         crowd = {"max_num_seqs": rng.randint(60, 90), "max_num_batched_tokens": rng.randint(100, 400)}
-        with LLM(model, **sizes, **eager, **few, **crowd, num_cpu_blocks=swapped) as crowded:
+        crowd["num_gpu_blocks"] = 70  # a sequence takes about four, so that these are scarce
+        with LLM(model, **sizes, **eager, **crowd, num_cpu_blocks=swapped) as crowded:
             assert crowded.generate_tokens(prompts, params) == alone
+            stats = crowded.engine.stats()
+        assert stats.preemptions > 0
+        assert stats.prefix_hits > 0
     # As graphs: nothing may be read in a capture, so it is the texts that are compared.
     monkeypatch.undo()
     with LLM(model, **sizes, max_num_seqs=80, max_num_batched_tokens=2048, num_gpu_blocks=400) as graphed:

@@ -32,7 +32,8 @@ class Harness:
 
     def add(self, prompt: int | tuple[int, ...], max_tokens: int = 8, **more: object) -> Sequence:
         tokens = tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
-        outer = {name: more.pop(name) for name in ("priority", "cache_salt", "arrival", "family") if name in more}
+        names = ("priority", "cache_salt", "arrival", "family", "adapter")
+        outer = {name: more.pop(name) for name in names if name in more}
         params = SamplingParams(max_tokens=max_tokens, **more)  # type: ignore[arg-type]
         return self.scheduler.add(Request("r", tokens, params, **outer))  # type: ignore[arg-type]
 

@@ -111,12 +111,17 @@ def test_states_go_with_their_pages() -> None:
     assert chunks(run(device, prompt(1, 13))) == [(0, 12), (12, 1)]
 
 
-def test_adapters_and_salts_have_states_of_their_own() -> None:
-    device = harness()
+@pytest.mark.parametrize("more", [{"cache_salt": "other"}, {"adapter": 6}])
+def test_adapters_and_salts_have_states_of_their_own(more: dict[str, object]) -> None:
+    device = harness(adapter_slots=2)
     run(device, prompt(1, 13))
-    other = device.add(prompt(1, 13), max_tokens=3, cache_salt="other")
+    other = device.add(prompt(1, 13), max_tokens=3, **more)
     assert chunks([device.step()[0]]) == [(0, 12)]
     assert other.cached_tokens == 0
+    device.run()
+    again = device.add(prompt(1, 13), max_tokens=3, **more)
+    device.run()
+    assert again.cached_tokens == 12
 
 
 @pytest.mark.parametrize(("session", "found"), [("", 0), ("talk", 12)])

@@ -43,6 +43,7 @@ def trace_of(generation: Answers, model: str, error: BaseException | None) -> Re
     work, params = generation.work, generation.work.params
     return RequestTrace(
         name=work.label,
+        operation=work.operation,
         model=model,
         context=work.trace,
         arrival=generation.arrival,
@@ -53,6 +54,7 @@ def trace_of(generation: Answers, model: str, error: BaseException | None) -> Re
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.choice.count": work.keep,
             "gen_ai.request.n": work.keep,
         },
         error=error or generation.aborted,
@@ -247,13 +249,14 @@ class ServerState:
             yield
             return
         error: BaseException | None = None
+        model = self._model_of(service, generation.work)  # an adapter may be unloaded before its request ends
         try:
             yield
         except BaseException as found:
             error = found
             raise
         finally:
-            self.tracer.record(trace_of(generation, self._model_of(service, generation.work), error))
+            self.tracer.record(trace_of(generation, model, error))
 
     def _model_of(self, service: Service, work: Work) -> str:
         named = (each.name for each in service.engine.adapters.values() if each.number == work.adapter)

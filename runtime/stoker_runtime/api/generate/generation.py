@@ -51,6 +51,7 @@ class Work:
     `trace` are the headers of the client's trace. `visible` special tokens are text even where special tokens are
     skipped. Of `n` choices `keep` are answered. `deadline`: seconds that it may take. `interval`: tokens of a choice
     that one event of a stream holds at least. `charge`: what its caller's rate limits were charged for it.
+    `operation` is what OpenTelemetry's conventions call the route: chat or text_completion.
     """
 
     prompts: tuple[Prompt, ...]
@@ -71,6 +72,7 @@ class Work:
     deadline: float | None = None
     interval: int = 1
     charge: Charge | None = None
+    operation: str = "chat"
 
     @property
     def prompt_tokens(self) -> int:

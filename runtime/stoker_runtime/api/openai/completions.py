@@ -59,6 +59,7 @@ async def completion_work(service: Service, body: CompletionBody) -> tuple[Work,
     # The engine gives nothing for nothing: an answer of no tokens is one token that is not shown.
     answer_id = public_id("cmpl", body)
     work = await make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id, constraint)
+    work = replace(work, operation="text_completion")
     if body.echo and body.logprobs is not None:
         asked_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
         work = replace(work, params=replace(work.params, prompt_logprobs=asked_logprobs))
