@@ -24,10 +24,11 @@ from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.errors import EngineDeadError
+from stoker_runtime.executor.executor import Executor
 from stoker_runtime.process.stat import process_exists
 from stoker_runtime.ranks.build import lead
 from stoker_runtime.ranks.crew import Crew
-from stoker_runtime.request import Request, SamplingParams
+from stoker_runtime.request import FinishReason, Request, SamplingParams
 
 PATIENCE = 150.0
 ONE_RANK = EngineConfig("shape:tiny", device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4, cpu_threads=1)
@@ -85,6 +86,33 @@ async def test_a_stopped_rank_ends_every_stream_and_all_ranks(victim: str, numbe
     await engine.close()
 
 
+async def test_health_tells_of_the_slowest_rank() -> None:
+    """Of a rank that is held up, shorter than one that is given up; then all goes on."""
+    engine = await AsyncEngine.start(TWO_RANKS, log_level="error")
+    try:
+        (rank,) = children(engine.ready.pid)
+        stream = engine.submit([Request("held", (1, 2, 3), LONG, arrival=time.monotonic())])
+        await asyncio.wait_for(stream.next(), PATIENCE)
+        os.kill(rank, signal.SIGSTOP)
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while engine.stats().step_age <= 1.0:
+                assert time.monotonic() < deadline, "a step that takes long does not show"
+                engine.check_health()
+                await asyncio.sleep(0.02)
+        finally:
+            os.kill(rank, signal.SIGCONT)
+        ages, last = [], None
+        while last is None or last.finish is None:
+            for last in await asyncio.wait_for(stream.next(), PATIENCE):
+                assert last.error is None
+            ages.append(engine.stats().step_age)
+        assert last.finish is FinishReason.LENGTH
+        assert min(ages[:-1]) < 0.5
+    finally:
+        await engine.close()
+
+
 def test_a_killed_rank_ends_the_server_with_a_status_that_makes_it_start_again(tmp_path: Path) -> None:
     from tests.runtime.ranks.server import Server
 
@@ -133,6 +161,25 @@ def test_a_rank_that_has_no_memory_or_no_device_ends_all(
         with pytest.raises(EngineDeadError, match="rank 1 ended with"):
             llm.generate_tokens([[1, 2, 3]], [LONG])
     assert told in capfd.readouterr().err
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_leader_that_fails_within_a_step_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for its part of an exchange, and would for ever."""
+    crew = Crew(TWO_RANKS)
+    with LLM.over(lead(crew), TWO_RANKS) as llm:
+        (rank,) = crew.pids
+
+        def execute(self: Executor, batch: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+        monkeypatch.setattr(Executor, "execute", execute)
+        with pytest.raises(EngineDeadError, match=r"allocate 3\.00 GiB"):
+            llm.generate_tokens([[1, 2, 3]], [LONG])
+        monkeypatch.undo()
+        wait_for(lambda: not process_exists(rank), "a rank is left")
+        with pytest.raises(EngineDeadError, match=r"allocate 3\.00 GiB"):
+            llm.generate_tokens([[4, 5]], [LONG])
     assert not torch.distributed.is_initialized()
 
 

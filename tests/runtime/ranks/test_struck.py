@@ -33,8 +33,10 @@ def test_a_fault_of_a_rank_ends_streams_and_server(fault: str, rank: int, tmp_pa
         (tmp_path / "now").touch()
         stream.wait_ended()
         assert len(stream.errors) == 1, server.log
-        # A machine with a core less than it has processes is given as long again.
-        assert stream.ended - float((tmp_path / "struck").read_text()) < 2 * PROMISED
+        seconds = stream.ended - float((tmp_path / "struck").read_text())
+        print(f"the stream ended after {seconds:.2f} s")
+        # A machine with fewer cores than processes that compute is given as long again.
+        assert seconds < 2 * PROMISED
         assert server.exit_status(PATIENCE) == 1
         wait_for(lambda: not any(map(process_exists, ranks)), "a rank is left")
         assert FAULTS[fault] in server.log
