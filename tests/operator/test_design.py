@@ -52,6 +52,8 @@ CONDITIONS = [
 DEFAULTS = {
     "spec.model.revision": "main",
     "spec.model.updatePolicy": "Pinned",
+    "spec.runtime.contextLength": 8192,
+    "spec.runtime.shmSize": "",
     "spec.resources.gpuResource": "nvidia.com/gpu",
     "spec.resources.fitCheck": "Enforce",
     "spec.resources.nodes": 1,
@@ -71,6 +73,7 @@ DEFAULTS = {
     "spec.autoscaling.scaleToZero.maxQueued": 100,
     "spec.autoscaling.scaleToZero.maxWait": "10m",
     "spec.rollout.strategy": "Auto",
+    "spec.rollout.progressDeadline": "30m",
     "spec.rollout.autoRollback": True,
     "spec.drain.preStop": "15s",
     "spec.drain.timeout": "120s",

@@ -1,4 +1,4 @@
-"""`helm upgrade` from the chart before: what was stored by its CRD is served, read and written by the next one."""
+"""`helm upgrade` from charts before: what was stored by their CRDs is served, read and written by the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,55 @@ import yaml
 
 from stoker_operator.spec.service import parse
 
-pytestmark = pytest.mark.apiserver
 HERE = Path(__file__).parent / "upgrade"
 CHART = Path(__file__).resolve().parents[2] / "charts" / "stoker"
 CRD = "stoker.dev_inferenceservices.yaml"
-STORED: list[dict[str, Any]] = yaml.safe_load((HERE / "objects.yaml").read_text())
+Object = dict[str, Any]
+# The CRDs that were: the first one of a chart, and that of replicas over several nodes.
+FIRST, GROUPS = "first", "groups"
 # Of which the operator says in its status what is wrong.
-BROKEN = "old-3"
+BROKEN = {FIRST: "old-3"}
+# No spec of ours says what Kubernetes' own PodSpec has.
+FOREIGN = ("podTemplate.spec",)
 Run = Callable[..., str]
+
+
+def objects(name: str) -> list[Object]:
+    found: list[Object] = yaml.safe_load((HERE / f"{name}-objects.yaml").read_text())
+    return found
+
+
+def fields(name: str) -> set[str]:
+    """The fields of spec that a CRD had, but those that it had only to refuse them."""
+    crd = yaml.safe_load((HERE / f"{name}-crd.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return set(_named(spec, ""))
+
+
+def _named(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    inside = schema["items"] if schema.get("type") == "array" else schema
+    for name, each in inside.get("properties", {}).items():
+        refused = any(rule["rule"] == "false" for rule in each.get("x-kubernetes-validations", ()))
+        if not refused and f"{path}{name}" not in FOREIGN:
+            yield f"{path}{name}"
+            yield from _named(each, f"{path}{name}.")
+
+
+def said(value: Any, path: str = "") -> Iterator[str]:
+    """The fields that a stored spec has."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield f"{path}{key}"
+            yield from said(each, f"{path}{key}.")
+    for each in value if isinstance(value, list) else ():
+        yield from said(each, path)
+
+
+def test_what_is_stored_has_every_field_that_there_was() -> None:
+    first = {path for spec in objects(FIRST) for path in said(spec)}
+    later = {path for spec in objects(GROUPS) for path in said(spec)}
+    assert sorted(fields(FIRST) - first) == []
+    assert sorted(fields(GROUPS) - fields(FIRST) - later) == []
 
 
 @pytest.fixture
@@ -46,18 +87,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     running.stop()
 
 
-def test_what_was_stored_before_is_served_read_and_written(run: Run, tmp_path: Path) -> None:
+@pytest.mark.apiserver
+@pytest.mark.parametrize("name", [FIRST, GROUPS])
+def test_what_was_stored_before_is_served_read_and_written(run: Run, tmp_path: Path, name: str) -> None:
     before = tmp_path / "before"
     shutil.copytree(CHART, before)
-    shutil.copy(HERE / "crd-before.yaml", before / "files" / CRD)
+    shutil.copy(HERE / f"{name}-crd.yaml", before / "files" / CRD)
     values = "--set=image.repository=r/o,runtime.image=r/e:1,metricsAdapter.mode=Off"
     run("helm", "install", "stoker", str(before), values, "--set=admission.engineFlags=false")
     run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd/inferenceservices.stoker.dev")
-    for index, spec in enumerate(STORED):
+    for index, spec in enumerate(objects(name)):
         head = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": f"old-{index}"}}
         run("kubectl", "create", "--validate=strict", "-f", "-", stdin=json.dumps(head | {"spec": spec}))
 
-    def stored() -> dict[str, dict[str, Any]]:
+    def stored() -> dict[str, Object]:
         items = json.loads(run("kubectl", "get", "infsvc", "-o", "json"))["items"]
         return {item["metadata"]["name"]: item for item in items}
 
@@ -65,17 +108,17 @@ def test_what_was_stored_before_is_served_read_and_written(run: Run, tmp_path: P
     run("helm", "upgrade", "stoker", str(CHART), values)
     crd = json.loads(run("kubectl", "get", "crd", "inferenceservices.stoker.dev", "-o", "json"))
     assert crd["status"]["storedVersions"] == ["v1alpha1"]
-    run("kubectl", "explain", "infsvc.spec.resources.claims")  # the next CRD it is
+    run("kubectl", "explain", "infsvc.spec.parallelism.data")  # the next CRD it is
     new = stored()
     assert new.keys() == old.keys()
-    for name, item in new.items():
-        assert kept(old[name]["spec"], item["spec"])
-        if name != BROKEN:
+    for each, item in new.items():
+        assert kept(old[each]["spec"], item["spec"])
+        if each != BROKEN.get(name):
             parse(item)
-        run("kubectl", "annotate", f"infsvc/{name}", "looked=at")
-        run("kubectl", "patch", f"infsvc/{name}", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        run("kubectl", "annotate", f"infsvc/{each}", "looked=at")
+        run("kubectl", "patch", f"infsvc/{each}", "--type=merge", "-p", '{"spec": {"suspend": true}}')
         status = json.dumps({"status": {"replicas": 0, "observedGeneration": 1}})
-        run("kubectl", "patch", f"infsvc/{name}", "--subresource=status", "--type=merge", "-p", status)
+        run("kubectl", "patch", f"infsvc/{each}", "--subresource=status", "--type=merge", "-p", status)
 
 
 def kept(before: Any, after: Any) -> bool:

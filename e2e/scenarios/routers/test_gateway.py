@@ -1,6 +1,11 @@
-"""Scenario 13: one address for all models. Two services and one `openai` client; one of them sleeps, and is woken."""
+"""Scenario 13: one address for all models. Two services and one `openai` client; one of them sleeps, and is woken. Of
+two pods of one service each conversation stays with one.
+"""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 import openai
 import pytest
@@ -33,6 +38,47 @@ def streamed(client: openai.OpenAI, model: str) -> int:
     )
     with stream:
         return sum(1 for _ in stream)
+
+
+def asked_of(place: Kube, name: str) -> dict[str, set[str]]:
+    """The ids of the requests that each pod began, by its log."""
+    pods = [pod["metadata"]["name"] for pod in stoker.engine_pods(place, name)]
+    logs = {pod: place.kubectl("logs", pod, "-c", "engine", "--tail=-1") for pod in pods}
+    return {pod: set(re.findall(r"received:.*request_id=\S*?(talk-\w+-\d+)", log)) for pod, log in logs.items()}
+
+
+def talk(client: openai.OpenAI, topic: str, turns: int) -> None:
+    """A conversation of so many turns."""
+    messages: list[Any] = [{"role": "user", "content": f"Tell me about {topic}."}]
+    for turn in range(turns):
+        answer = client.chat.completions.create(
+            model="crane", messages=messages, max_tokens=3, extra_headers={"x-request-id": f"talk-{topic}-{turn}"}
+        )
+        messages += [
+            {"role": "assistant", "content": answer.choices[0].message.content},
+            {"role": "user", "content": f"And what else, for the {turn + 2}. time?"},
+        ]
+
+
+def test_a_conversation_stays_with_one_of_two_pods(place: Kube, client: openai.OpenAI) -> None:
+    place.apply(stoker.service("crane", replicas=2, runtime={"args": ["--enable-log-requests"]}))
+    stoker.wait_ready(place, "crane")
+    eventually("it is listed", lambda: listed(client) == ["crane"], 60)
+    topics = iter(f"probe{number}" for number in range(1000))
+
+    def both_answer() -> bool:
+        talk(client, next(topics), 1)
+        return all(asked_of(place, "crane").values())
+
+    eventually("both pods get requests", both_answer, 60)
+    subjects = ("herons", "steam", "glass", "rivers", "chess", "salt")
+    for subject in subjects:
+        talk(client, subject, 3)
+    told = asked_of(place, "crane")
+    assert len(told) == 2
+    for subject in subjects:
+        turns = {f"talk-{subject}-{turn}" for turn in range(3)}
+        assert sorted(len(turns & ids) for ids in told.values()) == [0, 3], f"{subject}: {told}"
 
 
 def test_one_address_answers_for_all_models_and_wakes_who_sleeps(place: Kube, client: openai.OpenAI, say: Say) -> None:

@@ -25,11 +25,15 @@ _SECONDS = 200
 
 @dataclass
 class Asked:
-    """What became of one request: seconds by the monotonic clock; `error` "" = it was answered whole."""
+    """What became of one request: seconds by the monotonic clock; `error` "" = it was answered whole. `retry_after` is
+    the header, "" = none.
+    """
 
     id: str
     sent: float
     answered: float = 0.0
+    status: int = 0
+    retry_after: str = ""
     error: str = "no answer yet"
 
 
@@ -51,10 +55,14 @@ class Asking:
         thread.start()
         return asked
 
-    def wait(self) -> None:
-        """Until every request has its answer. Raises AssertionError for those that have none."""
+    def end(self) -> None:
+        """Until every request has its end, whatever it is."""
         for thread in self._threads:
             thread.join(_SECONDS)
+
+    def wait(self) -> None:
+        """Until every request has its answer. Raises AssertionError for those that have none."""
+        self.end()
         lost = [asked for asked in self.all if asked.error]
         assert not lost, f"{len(lost)} of {len(self.all)} requests were lost: {lost[0].id}: {lost[0].error}"
 
@@ -73,18 +81,22 @@ class Asking:
             connection.request("POST", f"{address.path}/v1/completions", json.dumps(body), headers)
             answer = connection.getresponse()
             text = answer.read().decode()
+            asked.answered, asked.status = time.monotonic(), answer.status
+            asked.retry_after = answer.headers.get("Retry-After", "")
             assert answer.status == 200, f"status {answer.status}: {text[:300]}"
             if stream:
                 assert text.rstrip().endswith("data: [DONE]"), f"the stream was cut: {text[-200:]}"
             else:
                 assert json.loads(text)["usage"]["completion_tokens"] == tokens
-            asked.answered, asked.error = time.monotonic(), ""
+            asked.error = ""
         finally:
             connection.close()
 
 
 class Engines:
-    """Every engine pod that came since, and the ids of the requests that their logs begin."""
+    """Every engine pod that came since, and the ids of the requests that their logs begin: how often, and of each pod
+    in their order.
+    """
 
     def __init__(self, kube: Kube, name: str) -> None:
         self._kube, self._name = kube, name
@@ -92,6 +104,7 @@ class Engines:
         self._logs: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self.begun: Counter[str] = Counter()
+        self.order: dict[str, list[str]] = {}
         self._first = ""
         self._used: set[str] = set()
 
@@ -123,6 +136,7 @@ class Engines:
             found = re.search(rf"received:.*request_id=\S*?({self._name}-\d+-\d+)", line)
             if found:
                 self.begun[found[1]] += 1
+                self.order.setdefault(pod, []).append(found[1])
                 self._used.add(pod)
 
     @classmethod

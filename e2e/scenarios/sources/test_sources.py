@@ -20,6 +20,7 @@ MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUCKET = "weights"
 PREFIX = "team/smollm2"
 REPOSITORY = "team/smollm2"
+FOLLOWED = "team/followed"
 # `kubectl apply` to what the status says of a wrong key: a pod's start, and one refused request.
 SAID_SECONDS = 90
 
@@ -31,7 +32,9 @@ def keys() -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def sources(kube: Kube, given: Given, installed: Kube, keys: tuple[str, str]) -> Iterator[dict[str, str]]:
-    """The endpoints of the store and of the registry for pods; both hold SmolLM2."""
+    """The endpoints of the store and of the registry for pods, and where this machine reaches the registry; both hold
+    SmolLM2.
+    """
     if given.node is None:
         pytest.skip("needs the node of this machine, into which the servers' images are imported")
     files = {f"{PREFIX}/{MODEL}": images.model_file()}
@@ -55,12 +58,20 @@ def sources(kube: Kube, given: Given, installed: Kube, keys: tuple[str, str]) ->
         servers.fill_bucket(at, keys, BUCKET, files)
         push(there, REPOSITORY, "v1", {MODEL: images.model_file().read_bytes()})
         inside = {name: f"http://{name}.{place.namespace}.svc.cluster.local" for name in ("s3", "registry")}
-        yield {"s3": f"{inside['s3']}:7070", "registry": f"{inside['registry']}:5000"}
+        yield {"s3": f"{inside['s3']}:7070", "registry": f"{inside['registry']}:5000", "registry here": there}
 
 
 def secret(name: str, keys: tuple[str, str]) -> dict[str, object]:
     data = {"AWS_ACCESS_KEY_ID": keys[0], "AWS_SECRET_ACCESS_KEY": keys[1], "AWS_REGION": "us-east-1"}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+
+
+FETCH = "app.kubernetes.io/component=fetch"
+
+
+def fetch_logs(place: Kube) -> str:
+    """All that the pods of prefetches have said."""
+    return place.kubectl("logs", "-l", FETCH, "--all-containers", "--tail=-1")
 
 
 def test_weights_of_an_object_store_with_keys_of_a_secret(
@@ -72,13 +83,16 @@ def test_weights_of_an_object_store_with_keys_of_a_secret(
     place.apply(stoker.service("stored", model=model))
     ready = stoker.wait_reason(place, "stored", "TokenRejected", SAID_SECONDS)
     assert BUCKET in ready["message"]
-    told = json.dumps([place.get("infsvc", "stored"), place.items("events"), place.items("pods")])
+    logs = eventually("the prefetch has said something", lambda: fetch_logs(place), 30)
+    told = json.dumps([place.get("infsvc", "stored"), place.items("events"), place.items("pods"), logs])
     for key in (wrong, keys[1], base64.b64encode(wrong.encode()).decode()):
-        assert key not in told, "keys stand in no status, event or pod"
+        assert key not in told, "keys stand in no status, event, pod or log"
     place.apply(secret("keys", keys))
     # What the message advises, so as not to wait for the next try.
-    place.kubectl("delete", "jobs", "-l", "app.kubernetes.io/component=fetch", "--wait=false")
+    place.kubectl("delete", "jobs", "-l", FETCH, "--wait=false")
     stoker.wait_ready(place, "stored")
+    logs = eventually("the prefetch has said something", lambda: fetch_logs(place), 30)
+    assert keys[1] not in logs, "nor where they are right"
     status = place.get("infsvc", "stored")["status"]
     assert status["model"]["bytes"] == images.model_file().stat().st_size
     assert stoker.ask(stoker.url(place, "stored"), "stored", tokens=4)["usage"]["completion_tokens"] == 4
@@ -101,3 +115,44 @@ def test_an_artifact_of_a_registry(place: Kube, sources: dict[str, str]) -> None
     place.apply(stoker.service("none", model={"uri": f"{uri}-none", "endpoint": registry}))
     stoker.wait_reason(place, "none", "ModelNotFound", SAID_SECONDS)
     assert eventually("the tag is named", missing, 10)
+
+
+@pytest.fixture
+def looked_up_each_minute(installed: Kube) -> Iterator[None]:
+    """What is followed, as often as the chart allows; as seldom as ever again for the others."""
+
+    def switch(seconds: int) -> None:
+        settings = ("--reuse-values", f"--set=follow.intervalSeconds={seconds}")
+        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
+
+    switch(60)
+    yield
+    switch(600)
+
+
+@pytest.mark.usefixtures("looked_up_each_minute")
+def test_a_tag_that_moves_is_a_rollout_of_what_it_stands_for_by_now(place: Kube, sources: dict[str, str]) -> None:
+    """Nobody changes the object; it answers all the while."""
+    registry, content = sources["registry"], images.model_file().read_bytes()
+    first = push(sources["registry here"], FOLLOWED, "main", {MODEL: content})
+    uri = f"oci://{registry.removeprefix('http://')}/{FOLLOWED}:main"
+    files = {"allow": ["*.gguf"], "ignore": []}
+    model = {"uri": uri, "endpoint": registry, "updatePolicy": "Follow", "files": files}
+    place.apply(stoker.service("followed", model=model))
+    stoker.wait_ready(place, "followed")
+    assert place.get("infsvc", "followed")["status"]["model"]["resolvedRevision"] == first
+    (before,) = stoker.engine_pods(place, "followed")
+    second = push(sources["registry here"], FOLLOWED, "main", {"another-name.gguf": content})
+    base = stoker.url(place, "followed")
+
+    def served() -> bool:
+        assert stoker.ask(base, "followed")["usage"]["completion_tokens"] == 1
+        found = place.get("infsvc", "followed")
+        ready = stoker.conditions(place, "followed")["Ready"]["status"] == "True"
+        return ready and bool(found["status"]["model"]["resolvedRevision"] == second)
+
+    eventually("the new manifest is served", served, 300)
+    names = [pod["metadata"]["name"] for pod in stoker.engine_pods(place, "followed")]
+    assert before["metadata"]["name"] not in names
+    assert place.get("infsvc", "followed")["metadata"]["generation"] == 1
+    assert "NewCommit" in {event["reason"] for event in place.items("events")}

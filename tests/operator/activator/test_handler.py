@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import io
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 from tests.operator.activator.conftest import Engine, Front, free_port
+
+from stoker_operator.activator.doors import Doors
 
 Eventually = Callable[..., Any]
 
@@ -339,3 +342,29 @@ async def test_the_end_of_a_service_ends_who_waits_for_it(
     front.line.update(None)
     status, said, _ = await asked
     assert (status, said["error"]["code"]) == (503, "gone")
+
+
+async def test_a_client_that_vanishes_while_it_is_held_is_missed_by_its_connection(
+    client: aiohttp.ClientSession, eventually: Eventually
+) -> None:
+    """Nothing is sent to who waits without a stream: only the kernel asks whether the client is there."""
+    asked: list[int] = []
+
+    async def held(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        accepted = request.transport.get_extra_info("socket")
+        asked.append(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        return web.Response()
+
+    port = free_port()
+    doors = Doors(held, "127.0.0.1")
+    doors.want(frozenset({port}))
+    task = asyncio.create_task(doors.run())
+    try:
+        await eventually(lambda: port in doors.open)
+        async with client.post(f"http://127.0.0.1:{port}/v1/completions", json={}) as answer:
+            assert answer.status == 200
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert asked == [1]

@@ -181,23 +181,40 @@ def test_the_example_answers_and_says_where(up: Running) -> None:
         assert stage in text
 
 
+def plugin(up: Running, *words: str) -> str:
+    """What `kubectl stoker VERB smollm2 …` prints of it."""
+    base = [sys.executable, "-m", "stoker_operator.plugin.cli"]
+    command = [*base, *words[:2], "--up", f"--data={up.data}", *words[2:]]
+    done = subprocess.run(command, env=environment(""), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.timeout(400)
 def test_the_plugin_shows_it_and_talks_to_it(up: Running) -> None:
-    def plugin(*words: str) -> str:
-        base = [sys.executable, "-m", "stoker_operator.plugin.cli"]
-        command = [*base, *words[:2], "--up", f"--data={up.data}", *words[2:]]
-        done = subprocess.run(command, env=environment(""), capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     end = time.monotonic() + 20
-    while "default/smollm2  Ready" not in (shown := plugin("status", "smollm2")) and time.monotonic() < end:
+    while "default/smollm2  Ready" not in (shown := plugin(up, "status", "smollm2")) and time.monotonic() < end:
         time.sleep(0.2)
     assert "default/smollm2  Ready" in shown
     assert f"url        {up.url}/v1" in shown
     asked = ("Name the capital of France.", "--", "--temperature", "0", "--max-tokens", "20")
-    assert "The capital of France is Paris." in plugin("chat", "smollm2", *asked)
-    assert "POST /v1/chat/completions" in plugin("logs", "smollm2")
+    assert "The capital of France is Paris." in plugin(up, "chat", "smollm2", *asked)
+    assert "POST /v1/chat/completions" in plugin(up, "logs", "smollm2")
+
+
+@pytest.mark.timeout(400)
+def test_the_plugin_adds_up_what_it_takes_and_measures_it(up: Running) -> None:
+    end = time.monotonic() + 20
+    while "Ready" not in plugin(up, "status", "smollm2") and time.monotonic() < end:
+        time.sleep(0.2)
+    head, _, *table = plugin(up, "fit", "smollm2").splitlines()
+    assert head.startswith(f"hf://{REPOSITORY}")
+    assert f"{real_models.smollm2().stat().st_size / 10**6:.1f} MB of weights" in head
+    assert [line.split()[-1] for line in table if line.startswith(("Tesla-T4", "NVIDIA-H200"))] == ["fits", "fits"]
+    asked = ("--n", "2", "--rounds", "1", "--input-len", "8", "--output-len", "3", "--no-warm-up", "--vocab", "1000")
+    measured = plugin(up, "bench", "smollm2", "--", *asked)
+    assert "tok/s" in measured
+    assert "POST /v1/completions" in plugin(up, "logs", "smollm2")
 
 
 @pytest.mark.timeout(400)

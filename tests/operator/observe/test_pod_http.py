@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker_operator.observe.observe import load
+from stoker_operator.observe.observe import idle, load
 from stoker_operator.observe.pod_http import Address, PodClient, pod_address
-from stoker_operator.observe.snapshot import AdapterReport, Observed, Progress
+from stoker_operator.observe.snapshot import AdapterReport, Idle, Observed, Progress
 
 TLS_FILES = Path(__file__).parents[2] / "api" / "serve" / "tls"
 ANSWERS: dict[str, tuple[int, Any]] = {
@@ -192,6 +192,36 @@ def gauges(running: int, waiting: int) -> str:
 )
 async def test_the_requests_of_ready_pods(pods: list[dict[str, Any]], pages: dict[str, str], expected: int) -> None:
     assert await load(Pages(pages), Observed(engine_pods=tuple(pods))) == expected
+
+
+def rested(seconds: float, running: int = 0, waiting: int = 0) -> str:
+    return gauges(running, waiting) + f"# TYPE stoker:idle_seconds gauge\nstoker:idle_seconds {seconds}\n"
+
+
+NOT_READY = Idle(0.0, "not all of its pods are ready")
+SILENT = Idle(0.0, "pod b does not say for how long it has had no request")
+TWO = [engine_pod("a"), engine_pod("b")]
+RESTS: dict[str, tuple[list[dict[str, Any]], dict[str, str], Idle]] = {
+    "the one that was asked last": (TWO, {"a": rested(71.5), "b": rested(8.25)}, Idle(8.25)),
+    "one is busy": (TWO, {"a": rested(71.5), "b": rested(0, running=1)}, Idle(0.0)),
+    "one is busy and counts on": (TWO, {"a": rested(71.5), "b": rested(9, running=1)}, Idle(0.0)),
+    "one has a queue": (TWO, {"a": rested(9, waiting=2), "b": rested(71.5)}, Idle(0.0)),
+    "one is not ready": ([engine_pod("a"), engine_pod("b", ready=False)], {"a": rested(71.5)}, NOT_READY),
+    "one has no address": ([engine_pod("a"), engine_pod("")], {"a": rested(71.5)}, NOT_READY),
+    "one is going": ([engine_pod("a"), engine_pod("b", going=True)], {"a": rested(71.5)}, Idle(71.5)),
+    "one does not answer": (TWO, {"a": rested(71.5), "b": ""}, SILENT),
+    "one does not say it": (TWO, {"a": rested(71.5), "b": gauges(0, 0)}, SILENT),
+    "one talks nonsense": (TWO, {"a": rested(71.5), "b": "no metrics {"}, SILENT),
+    "there are none": ([], {}, NOT_READY),
+}
+
+
+@pytest.mark.parametrize("case", RESTS.values(), ids=RESTS)
+async def test_a_service_rests_as_long_as_the_pod_that_was_asked_last(
+    case: tuple[list[dict[str, Any]], dict[str, str], Idle],
+) -> None:
+    pods, pages, expected = case
+    assert await idle(Pages(pages), Observed(engine_pods=tuple(pods))) == expected
 
 
 async def test_what_a_pod_says_of_its_adapters() -> None:

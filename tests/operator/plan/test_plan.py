@@ -12,11 +12,12 @@ import pytest
 from stoker_operator import manifests
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import Observed
+from stoker_operator.observe.snapshot import Observed, Progress
 from stoker_operator.plan.actions import Apply, Condition, Delete, Finding
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService, model_status
+from stoker_operator.spec.weights import told_weights
 from stoker_operator.status import status
 
 Object = dict[str, Any]
@@ -214,6 +215,38 @@ def test_the_status_is_the_same_for_the_same_situation(world: Any) -> None:
     assert (first["replicas"], first["readyReplicas"], first["updatedReplicas"]) == (1, 1, 1)
     assert first["model"]["shortRevision"] == "0123456"
     assert first["revisions"] == {"current": "new", "answered": "new", "rolledOut": "new", "generation": 1}
+
+
+def test_the_status_tells_how_much_memory_each_part_takes(world: Any, model: FetchedModel) -> None:
+    there = world(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L40S"]}, runtime={"contextLength": 12288})
+    known = replace(model, bytes=17 * 2**30, layers=24, kv_heads=6, head_dim=96, max_context=40960)
+    known = replace(known, weights=told_weights(known.bytes, ["auto"]))
+    told = model_status(known, there.service.status["model"]["source"])
+    there.service = replace(there.service, status={"model": told})
+    fit = there.status()["fit"]
+    kv = 2 * 24 * 6 * 96 * 2 * 12288 / 2**30
+    assert (fit["weightsGiB"], fit["kvGiB"], fit["contextLength"]) == (17.0, round(kv, 1), 12288)
+    assert fit["requiredGiB"] == pytest.approx((17 + kv + fit["workspaceGiB"]) / 0.9, abs=0.06)
+    assert (fit["verdict"], fit["gpuProduct"], fit["gpuGiB"]) == ("Fits", "NVIDIA-L40S", 45.0)
+
+
+def test_the_status_tells_how_far_the_fetch_is_and_for_how_long_still(
+    service: Callable[..., InferenceService], settings: Settings, live: Callable[..., Object]
+) -> None:
+    built = service()
+    claim = live(manifests.volume_claim(built, settings))
+    job = live(manifests.prefetch_job(built, settings, claim["metadata"]["uid"], 1))
+    before = Observed(children={("PersistentVolumeClaim", claim["metadata"]["name"]): claim}, jobs=(job,))
+
+    def cache(progress: Progress | None) -> Object:
+        observed = replace(before, progress=progress)
+        found = status.from_plan(built, observed, make_plan(built, observed, settings, NOW), NOW)["cache"]
+        return {key: found.get(key) for key in ("progress", "bytesDone", "bytesTotal", "etaSeconds")}
+
+    told = {"progress": "27%", "bytesDone": 41, "bytesTotal": 150, "etaSeconds": 77}
+    assert cache(Progress("download", 41, 150, 77)) == told
+    assert cache(Progress("verify", 150, 150, 0)) == told | {"progress": "99%", "bytesDone": 150, "etaSeconds": 0}
+    assert cache(None) == {"progress": "0%", "bytesDone": None, "bytesTotal": None, "etaSeconds": None}
 
 
 def test_a_transition_moves_the_time_of_its_condition_alone() -> None:
