@@ -62,6 +62,11 @@ MODULES = {
         "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
         ("config/crd/bases/keda.sh_scaledobjects.yaml",),
     ),
+    "groups": Module(
+        "sigs.k8s.io/lws@v0.9.0",
+        "h1:DcJCgxjjoGOx//QHZkeKpyiblxYq70aCRZNYSfykWyI=",
+        ("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",),
+    ),
 }
 
 

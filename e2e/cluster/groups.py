@@ -14,13 +14,11 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import LEADER_WORKER_SET, POD, Kind
 
-CRD = Path(__file__).parent / "addons" / "leaderworkersets.yaml"
 CRD_NAME = "leaderworkersets.leaderworkerset.x-k8s.io"
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 MANAGER = "group-stand-in"

@@ -293,8 +293,10 @@ def kubectl(namespace: str) -> Callable[..., str]:
 def groups_defined(control_plane: Path, kubectl: Callable[..., str]) -> Iterator[None]:
     """The kind, for one test: it would change what the others see."""
     from e2e.cluster import groups
+    from e2e.cluster.crds import definitions
 
-    kubectl("apply", "-f", str(groups.CRD))
+    for file in definitions("groups"):
+        kubectl("create", "-f", str(file))
     wait = ("wait", "--for=condition=Established", f"crd/{groups.CRD_NAME}")
     while "condition met" not in kubectl(*wait, check=False):
         pass

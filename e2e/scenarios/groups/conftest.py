@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from e2e.cluster import groups
+from e2e.cluster.crds import definitions
 from e2e.scenarios.kube import Kube
 
 from stoker_operator.cluster.api import Cluster
@@ -27,7 +28,8 @@ def install_groups(kube: Kube, place: Kube, monkeypatch: pytest.MonkeyPatch) -> 
     worker = threading.Thread(target=lambda: asyncio.run(_stand_in(place.namespace, ended)), daemon=True)
 
     def install() -> None:
-        kube.kubectl("apply", "-f", str(groups.CRD))
+        for file in definitions("groups"):
+            kube.kubectl("create", "-f", str(file))
         kube.wait("condition=Established", f"crd/{groups.CRD_NAME}", 60)
         worker.start()
 
