@@ -68,6 +68,7 @@ BINARIES: dict[str, Binary] = {
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns", static=True),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "-X sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0"),
     "epp": Binary("epp", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp"),
     "pause": Binary("pause", ".", static=True),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane", static=True),

@@ -26,6 +26,8 @@ class Module:
 
 _MONITORING = "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml"
 _GATEWAY = ("backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants")
+_LWS = ("sigs.k8s.io/lws@v0.9.0", "h1:DcJCgxjjoGOx//QHZkeKpyiblxYq70aCRZNYSfykWyI=")
+_GROUPS = "config/crd/bases/{}.yaml"
 MODULES = {
     "gateway": Module(
         "sigs.k8s.io/gateway-api@v1.6.1",
@@ -61,6 +63,19 @@ MODULES = {
         "github.com/kedacore/keda/v2@v2.21.0",
         "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
         ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    ),
+    "groups": Module(*_LWS, (_GROUPS.format("leaderworkerset.x-k8s.io_leaderworkersets"),)),
+    # What their controller follows.
+    "groups-all": Module(
+        *_LWS,
+        tuple(
+            _GROUPS.format(name)
+            for name in ("leaderworkerset.x-k8s.io_leaderworkersets", "disaggregatedset.x-k8s.io_disaggregatedsets")
+        ),
+    ),
+    # What has an API server ask it, and changes to that, first of what changes objects, then of what checks them.
+    "groups-webhooks": Module(
+        *_LWS, tuple(f"config/webhook/{name}.yaml" for name in ("manifests", "mutating-patch", "validating-patch"))
     ),
 }
 

@@ -1,186 +1,129 @@
-"""A stand-in for the controller of LeaderWorkerSets, for clusters that cannot have the publisher's.
+"""LeaderWorkerSet as its publisher has it: definitions, webhooks, and the controller as a process of this machine.
 
-It does what that one is documented to do, over real StatefulSets: a StatefulSet of leaders, one of workers for each
-leader, which goes with it; the variables and labels by which pods of a group find each other; a group of which a pod
-ended or is deleted starts anew as a whole; a new template goes from group to group; the scale and the status.
-Invariants: whatever happened, one more `step` brings things nearer to what the sets ask for. What it does not do:
-surge, sub-groups, placement of groups, claims of their own, and admission; a pod's labels come a moment after it.
+    1. a certificate for the webhooks      3. the definitions
+    2. the webhooks' configurations        4. the controller
+
+Invariants: what is the publisher's comes out of its Go module and stays as it is, but for the webhooks' address: the
+API server runs on this machine too, and asks the controller there, not by a Service. `remove` takes all away.
 Knows nothing of Stoker.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
+import base64
 import json
-from collections.abc import Mapping
+import ssl
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
-from stoker_operator.cluster.api import ApiError, Cluster
-from stoker_operator.cluster.kinds import LEADER_WORKER_SET, POD, Kind
+import yaml
+from e2e.cluster.apiserver import free_ports, openssl
+from e2e.cluster.binaries import ensure
+from e2e.cluster.crds import definitions
+from e2e.cluster.node import run, succeeds
+from e2e.cluster.processes import Processes, StartError
 
-CRD = Path(__file__).parent / "addons" / "leaderworkersets.yaml"
-CRD_NAME = "leaderworkersets.leaderworkerset.x-k8s.io"
-STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
-MANAGER = "group-stand-in"
-PERIOD_SECONDS = 0.5
-_PREFIX = "leaderworkerset.sigs.k8s.io"
-NAME, GROUP, WORKER, REVISION = (
-    f"{_PREFIX}/{key}" for key in ("name", "group-index", "worker-index", "template-revision-hash")
-)
+CRDS = ("crd/leaderworkersets.leaderworkerset.x-k8s.io", "crd/disaggregatedsets.disaggregatedset.x-k8s.io")
+BINARY = "lws"
+_HOST = "127.0.0.1"
+# The last one that the controller begins to serve.
+_LAST = "/validate-disaggregatedset-x-k8s-io-v1-disaggregatedset"
+_READY_SECONDS = 120.0
 Object = dict[str, Any]
 
 
-async def follow(cluster: Cluster, namespace: str, rest: asyncio.Lock | None = None) -> None:
-    """Look after the sets of a namespace, until cancelled; while somebody holds `rest`, nothing is done."""
-    rest = rest or asyncio.Lock()
-    while True:
-        try:
-            async with rest:
-                await step(cluster, namespace)
-        except ApiError as error:
-            if error.status not in (0, 404, 409):  # somebody was faster, or the test's API server goes
-                raise
-        await asyncio.sleep(PERIOD_SECONDS)
+class Publisher:
+    """Brings LeaderWorkerSet to a cluster whose API server is a process of this machine, and takes it away again.
+
+    Making one builds the controller, which takes minutes for the first time. Raises BuildError.
+    """
+
+    def __init__(self, folder: Path, kubeconfig: Path, processes: Processes) -> None:
+        self._folder, self._kubeconfig, self._processes = folder, kubeconfig, processes
+        self._binaries = ensure([BINARY, "kubectl"])
+
+    def install(self) -> None:
+        """Return once the controller serves its webhooks. Raises StartError."""
+        (port,) = free_ports(1)
+        url, certificate = f"https://{_HOST}:{port}", self._certify()
+        self._kubectl("create", "-f", "-", text=webhooks(url, certificate.read_bytes()))
+        for file in definitions("groups-all"):
+            # To apply it, kubectl would write all of it into an annotation, which may not be as large.
+            self._kubectl("create", "-f", str(file))
+        self._await_established()
+        config = self._folder / "config.json"
+        config.write_text(json.dumps(configuration(port, self._folder)))
+        command = [str(self._binaries[BINARY]), f"--config={config}", f"--kubeconfig={self._kubeconfig}"]
+        self._processes.start(BINARY, command)
+        self._processes.wait(BINARY, lambda: _serves(f"{url}{_LAST}", certificate), _READY_SECONDS)
+
+    def remove(self) -> None:
+        """Take away what `install` brought, however far it came. Raises StartError."""
+        # First of all: nothing is written that the webhooks of nobody are to judge.
+        self._kubectl("delete", "-f", "-", "--ignore-not-found", text=webhooks("", b""))
+        self._processes.stop(BINARY)
+        self._kubectl("delete", "--ignore-not-found", "--timeout=60s", *CRDS)
+
+    def _certify(self) -> Path:
+        """A certificate of its own authority, and its key, as the controller wants them called."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
+        subject = ["-subj", f"/CN={BINARY}", "-addext", f"subjectAltName=IP:{_HOST}"]
+        openssl("req", "-x509", *key, *subject, "-keyout", "tls.key", "-out", "tls.crt", cwd=self._folder)
+        return self._folder / "tls.crt"
+
+    def _await_established(self) -> None:
+        """The controller looks for its kinds when it starts, and again after ten seconds."""
+        deadline = time.monotonic() + _READY_SECONDS
+        # It fails at once while a definition has no conditions at all.
+        while not succeeds(self._command("wait", "--for=condition=Established", "--timeout=10s", *CRDS)):
+            if time.monotonic() > deadline:
+                raise StartError(f"{' and '.join(CRDS)} are not established after {_READY_SECONDS:.0f} s")
+            time.sleep(0.1)
+
+    def _kubectl(self, *arguments: str, text: str | None = None) -> None:
+        run(self._command(*arguments), text)
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [str(self._binaries["kubectl"]), f"--kubeconfig={self._kubeconfig}", *arguments]
 
 
-async def step(cluster: Cluster, namespace: str) -> None:
-    """Look at all sets of a namespace once. Raises ApiError."""
-    for item in await cluster.list_all(LEADER_WORKER_SET, namespace):
-        if "deletionTimestamp" not in item["metadata"]:
-            await _look_after(cluster, namespace, item)
-
-
-async def _look_after(cluster: Cluster, namespace: str, item: Object) -> None:
-    name = item["metadata"]["name"]
-    await cluster.apply(STATEFUL_SET, _leaders(item), manager=MANAGER)
-    pods = await cluster.list_all(POD, namespace, f"{NAME}={name}")
-    for pod in pods:
-        await _label(cluster, pod, name)
-    leaders = [pod for pod in pods if _is_leader(pod, name)]
-    for leader in leaders:
-        mates = [pod for pod in pods if pod["metadata"]["name"].startswith(f"{leader['metadata']['name']}-")]
-        if "deletionTimestamp" in leader["metadata"]:
-            continue
-        if any(map(_restarted, (leader, *mates))) or any("deletionTimestamp" in pod["metadata"] for pod in mates):
-            meta = leader["metadata"]
-            await cluster.delete(POD, namespace, meta["name"], meta["uid"], foreground=True)
-        else:
-            await _add_workers(cluster, item, leader)
-    head = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": {"name": name, "namespace": namespace}}
-    await cluster.apply(LEADER_WORKER_SET, head | {"status": _status(item, leaders)}, "status", MANAGER)
-
-
-def _leaders(item: Object) -> Object:
-    spec = item["spec"]["leaderWorkerTemplate"]
-    name, template = item["metadata"]["name"], spec.get("leaderTemplate") or spec["workerTemplate"]
-    address = f"$(LWS_POD_NAME).{name}.{item['metadata']['namespace']}"
-    chosen = {NAME: name, WORKER: "0"}
-    made = _stateful_set(item, name, item, chosen, _told(template, address, spec["size"], {"value": "0"}))
-    made["spec"]["replicas"] = item["spec"]["replicas"]
-    return made
-
-
-async def _add_workers(cluster: Cluster, item: Object, leader: Object) -> None:
-    spec, meta = item["spec"]["leaderWorkerTemplate"], leader["metadata"]
-    group = meta["name"].rpartition("-")[2]
-    if spec["size"] == 1 or meta["labels"].get(REVISION) != revision(item):
-        return
-    there = await cluster.get(STATEFUL_SET, meta["namespace"], meta["name"])
-    if there is not None:
-        return  # that of this leader, or of the one before, which is going
-    address = f"{meta['name']}.{item['metadata']['name']}.{meta['namespace']}"
-    index = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}}
-    chosen = {NAME: item["metadata"]["name"], GROUP: group}
-    template = _told(spec["workerTemplate"], address, spec["size"], index)
-    made = _stateful_set(item, meta["name"], leader, chosen, template)
-    made["spec"] |= {"replicas": spec["size"] - 1, "ordinals": {"start": 1}}
-    # The leaders carry the group's label too, and are another set's.
-    either = {"key": WORKER, "operator": "NotIn", "values": ["0"]}
-    made["spec"]["selector"]["matchExpressions"] = [either]
-    await cluster.create(STATEFUL_SET, made)
-
-
-def _stateful_set(item: Object, name: str, owner: Object, chosen: Mapping[str, str], template: Object) -> Object:
-    """A StatefulSet of pods that carry the labels `chosen`, and goes with its `owner`."""
-    meta = template.setdefault("metadata", {})
-    meta["labels"] = {**(meta.get("labels") or {}), **chosen, REVISION: revision(item)}
-    size = str(item["spec"]["leaderWorkerTemplate"]["size"])
-    meta["annotations"] = {**(meta.get("annotations") or {}), f"{_PREFIX}/size": size}
-    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
-    reference |= {"uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
+def configuration(port: int, keys: Path) -> Object:
+    """The controller's own: its webhooks on this machine alone, and nothing else listens."""
     return {
-        "apiVersion": STATEFUL_SET.api_version,
-        "kind": STATEFUL_SET.kind,
-        "metadata": {
-            "name": name,
-            "namespace": item["metadata"]["namespace"],
-            "labels": {NAME: item["metadata"]["name"], REVISION: revision(item)},
-            "ownerReferences": [reference],
-        },
-        "spec": {
-            "serviceName": item["metadata"]["name"],
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": dict(chosen)},
-            "template": template,
-        },
+        "apiVersion": "config.lws.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "webhook": {"host": _HOST, "port": port, "certDir": str(keys)},
+        "internalCertManagement": {"enable": False},
+        "leaderElection": {"leaderElect": False},
+        "metrics": {"bindAddress": "0"},
+        "health": {"healthProbeBindAddress": "0"},
     }
 
 
-def _told(template: Mapping[str, Any], address: str, size: int, index: Object) -> Object:
-    """A copy of a pod template whose containers have the group's variables."""
-    made: Object = json.loads(json.dumps(template))
-    named = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    told = [
-        {"name": "LWS_POD_NAME", **named},
-        {"name": "LWS_LEADER_ADDRESS", "value": address},
-        {"name": "LWS_GROUP_SIZE", "value": str(size)},
-        {"name": "LWS_WORKER_INDEX", **index},
-    ]
-    for kind in ("containers", "initContainers"):
-        for container in made["spec"].get(kind) or ():
-            container["env"] = [*told, *(container.get("env") or ())]
-    return made
+def webhooks(url: str, authority: bytes) -> str:
+    """What has the API server ask the controller at `url`: the publisher's, with its own changes to it (JSON Patch)."""
+    plain, *patches = definitions("groups-webhooks")
+    made = list(yaml.safe_load_all(plain.read_text()))
+    for item, patch in zip(made, patches, strict=True):
+        for change in yaml.safe_load(patch.read_text()):
+            item["webhooks"][int(change["path"].removeprefix("/webhooks/"))] = change["value"]
+        item["metadata"]["name"] = f"{BINARY}-{item['metadata']['name']}"
+        for each in item["webhooks"]:
+            path = each["clientConfig"]["service"]["path"]
+            each["clientConfig"] = {"url": f"{url}{path}", "caBundle": base64.b64encode(authority).decode()}
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
 
 
-def revision(item: Object) -> str:
-    """What pods of the set's newest template carry as their label REVISION."""
-    text = json.dumps(item["spec"]["leaderWorkerTemplate"], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def _is_leader(pod: Object, name: str) -> bool:
-    return str(pod["metadata"]["name"]).removeprefix(f"{name}-").isdigit()
-
-
-async def _label(cluster: Cluster, pod: Object, name: str) -> None:
-    """What the publisher's webhook gives a pod when it is made: its number of its group, and in it."""
-    group, _, worker = str(pod["metadata"]["name"]).removeprefix(f"{name}-").partition("-")
-    wanted = {GROUP: group, WORKER: worker or "0"}
-    if not wanted.items() <= (pod["metadata"].get("labels") or {}).items():
-        meta = pod["metadata"]
-        await cluster.merge(POD, meta["namespace"], meta["name"], {"metadata": {"labels": wanted}})
-
-
-def _restarted(pod: Object) -> bool:
-    status = pod.get("status") or {}
-    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return any(int(each.get("restartCount", 0)) > 0 for each in statuses)
-
-
-def _status(item: Object, leaders: list[Object]) -> Object:
-    def ready(pod: Object) -> bool:
-        conditions = (pod.get("status") or {}).get("conditions") or ()
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-    fresh = [pod for pod in leaders if (pod["metadata"]["labels"]).get(REVISION) == revision(item)]
-    whole = len([pod for pod in fresh if ready(pod)]) == item["spec"]["replicas"]
-    available = {"type": "Available", "status": str(whole), "reason": "StandIn", "message": ""}
-    return {
-        "replicas": len(leaders),
-        "readyReplicas": len([pod for pod in leaders if ready(pod)]),
-        "updatedReplicas": len(fresh),
-        "hpaPodSelector": f"{NAME}={item['metadata']['name']},{WORKER}=0",
-        "conditions": [available | {"lastTransitionTime": item["metadata"]["creationTimestamp"]}],
-    }
+def _serves(url: str, authority: Path) -> bool:
+    """Whether there is a webhook at that address, which finds fault with a question that is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=ssl.create_default_context(cafile=str(authority))):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code != 404
+    except OSError:
+        return False

@@ -292,14 +292,16 @@ def kubectl(namespace: str) -> Callable[..., str]:
 @pytest.fixture
 def groups_defined(control_plane: Path, kubectl: Callable[..., str]) -> Iterator[None]:
     """The kind, for one test: it would change what the others see."""
-    from e2e.cluster import groups
+    from e2e.cluster.crds import definitions
 
-    kubectl("apply", "-f", str(groups.CRD))
-    wait = ("wait", "--for=condition=Established", f"crd/{groups.CRD_NAME}")
-    while "condition met" not in kubectl(*wait, check=False):
+    name = "crd/leaderworkersets.leaderworkerset.x-k8s.io"
+
+    for file in definitions("groups"):
+        kubectl("create", "-f", str(file))
+    while "condition met" not in kubectl("wait", "--for=condition=Established", name, check=False):
         pass
     yield
-    kubectl("delete", f"crd/{groups.CRD_NAME}", "--wait=true")
+    kubectl("delete", name, "--wait=true")
 
 
 @pytest.fixture

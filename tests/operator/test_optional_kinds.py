@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from stoker_operator import manifests
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 pytestmark = pytest.mark.apiserver
 Build = Callable[..., InferenceService]
@@ -33,6 +34,14 @@ SPEC: Object = {
         "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9107, "failureMode": "FailOpen"}},
     },
     "autoscaling": {"engine": "KEDA", "min": 1, "max": 4, "targets": {"kvPercent": 80}},
+}
+SPANNING: Object = {
+    "replicas": 3,
+    "resources": {"gpus": 2, "nodes": 3, "cpu": "9", "memory": "64Gi"},
+    "parallelism": {"tensor": 2, "pipeline": 3},
+    "runtime": {"shmSize": "5Gi"},
+    "placement": {"queueName": "big"},
+    "podTemplate": {"spec": {"containers": [{"name": "side", "image": "s", "ports": [{"containerPort": 7}]}]}},
 }
 NAMES = {
     "gateway": ["httproutes.gateway.networking.k8s.io"],
@@ -148,3 +157,30 @@ async def test_every_field_is_one_of_theirs(
     for manifest in made:
         said = kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(manifest))
         assert "created" in said
+
+
+async def test_every_field_of_groups_is_one_of_theirs(
+    groups_defined: None, kubectl: Callable[..., str], namespace: str, service: Build, settings: Settings,
+    model: FetchedModel,
+) -> None:  # fmt: skip
+    """Also in the pod templates, which their publisher's definition spells out; and none is dropped or changed."""
+    stepwise = {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}
+    for rollout in ({}, stepwise, {"strategy": "Recreate"}):
+        built = replace(service(**SPANNING, rollout=rollout), namespace=namespace)
+        manifest = manifests.workload_manifest(built, settings, model, first_variant(built))
+        assert manifest["kind"] == "LeaderWorkerSet"
+        # Applied is how the operator writes it.
+        for way in (["create"], ["apply", "--server-side"]):
+            command = [*way, "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-"]
+            held = json.loads(kubectl(*command, stdin=manifest))
+            assert not missing(manifest["spec"], held["spec"], "spec")
+
+
+def missing(wanted: Any, held: Any, path: str) -> list[str]:
+    """Where `held` lacks, or has otherwise, what is `wanted`."""
+    if isinstance(wanted, Mapping):
+        return [text for key in wanted for text in missing(wanted[key], held.get(key), f"{path}.{key}")]
+    if isinstance(wanted, list) and isinstance(held, list) and len(wanted) == len(held):
+        pairs = enumerate(zip(wanted, held, strict=True))
+        return [text for number, pair in pairs for text in missing(*pair, f"{path}[{number}]")]
+    return [] if wanted == held else [f"{path}: {wanted!r} became {held!r}"]

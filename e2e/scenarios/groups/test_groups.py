@@ -61,5 +61,5 @@ def test_two_pods_are_one_service(place: Kube, hub: stoker.Hub, install_groups: 
     assert again["choices"][0]["text"] == text
 
     place.kubectl("delete", "infsvc", NAME, "--timeout=120s")
-    left = ("leaderworkersets", "statefulsets", "secrets", "services", "pods")
+    left = ("leaderworkersets", "statefulsets", "controllerrevisions", "secrets", "services", "pods")
     eventually("nothing of it is left", lambda: not any(place.items(kind) for kind in left), 180)

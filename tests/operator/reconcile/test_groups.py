@@ -1,15 +1,21 @@
-"""Replicas that span nodes, on a real API server: real StatefulSets under a stand-in for the groups' controller."""
+"""Replicas that span nodes, on a real API server: real StatefulSets under a stand-in for the groups' controller, and
+under that controller itself where it is built.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.cluster import groups
+from e2e.cluster.binaries import find
+from e2e.cluster.processes import Processes
+from tests.operator import stand_in
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
 from stoker_operator.cluster import kinds
@@ -25,10 +31,30 @@ SPEC: Object = {"resources": {"gpus": 0, "nodes": 2}, "parallelism": {"pipeline"
 
 
 @pytest.fixture
-async def grouped(groups_defined: None, cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Lock]:
-    """The stand-in at work in the test's namespace; it rests while the lock is held."""
+def published(control_plane: Path, tmp_path: Path) -> Iterator[None]:
+    """The groups' own controller at work, where it is built and the API server is of this machine."""
+    if find(groups.BINARY) is None:
+        pytest.skip(f"LeaderWorkerSet's controller is not built: python e2e/cluster/rig.py build {groups.BINARY}")
+    if not control_plane.with_name("kube-apiserver.log").exists():
+        pytest.skip("an API server elsewhere cannot ask a controller on this machine")
+    publisher = groups.Publisher(tmp_path, control_plane, Processes(tmp_path / "processes.json", tmp_path))
+    try:
+        publisher.install()
+        yield
+    finally:
+        publisher.remove()
+
+
+@pytest.fixture(params=["stand-in", "publisher's"])
+async def grouped(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Lock]:
+    """A controller of groups at work in the test's namespace; the stand-in rests while the lock is held."""
     lock = asyncio.Lock()
-    task = asyncio.create_task(groups.follow(cluster, namespace, lock))
+    if request.param != "stand-in":
+        request.getfixturevalue("published")
+        yield lock
+        return
+    request.getfixturevalue("groups_defined")
+    task = asyncio.create_task(stand_in.follow(cluster, namespace, lock))
     yield lock
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -108,7 +134,7 @@ async def test_a_group_is_made_serves_is_made_anew_and_goes(
     await cluster.delete(kinds.INFERENCE_SERVICE, namespace, "demo", healed["metadata"]["uid"])
 
     async def nothing() -> bool:
-        left = [await cluster.list_all(kind, namespace) for kind in (LEADER_WORKER_SET, groups.STATEFUL_SET, SECRET)]
+        left = [await cluster.list_all(kind, namespace) for kind in (LEADER_WORKER_SET, stand_in.STATEFUL_SET, SECRET)]
         left += [[pod for pod in await cluster.list_all(kinds.POD, namespace) if "worker" in str(pod)]]
         return not any(left)
 
@@ -159,7 +185,7 @@ async def test_from_a_pod_to_groups_and_back_nothing_is_left(
 
     async def gone() -> bool:
         await reconciler.reconcile(namespace, "demo")
-        left = [await cluster.list_all(kind, namespace) for kind in (LEADER_WORKER_SET, groups.STATEFUL_SET, SECRET)]
+        left = [await cluster.list_all(kind, namespace) for kind in (LEADER_WORKER_SET, stand_in.STATEFUL_SET, SECRET)]
         return not any(left) and await cluster.get(kinds.SERVICE, namespace, SET) is None
 
     await eventually(gone)

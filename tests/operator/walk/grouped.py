@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from e2e.cluster import groups
-from e2e.cluster.groups import REVISION, STATEFUL_SET
+from tests.operator import stand_in
+from tests.operator.stand_in import REVISION, STATEFUL_SET
 
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.observe.rollout import is_finished, is_ready, is_terminating
@@ -34,7 +34,7 @@ class Sets:
             return False
         before = _versions(self.there)
         try:
-            await groups.step(self._cluster, self._namespace)
+            await stand_in.step(self._cluster, self._namespace)
         except ApiError as error:
             if error.status not in (404, 409):  # somebody was faster
                 raise
@@ -67,7 +67,7 @@ def _waits(item: Object, pods: Mapping[str, Object]) -> str:
         leader = pods.get(f"{name}-{number}")
         if leader is None or (is_finished(leader) and not is_terminating(leader)):
             return f"{name} has no leader {number}"
-        fresh = leader["metadata"]["labels"].get(REVISION) == groups.revision(item)
+        fresh = leader["metadata"]["labels"].get(REVISION) == stand_in.revision(item)
         if is_terminating(leader):
             turn = False
         elif not fresh and turn:
