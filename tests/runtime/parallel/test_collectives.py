@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from stoker_runtime.parallel import collectives
@@ -21,15 +23,15 @@ ASKED = "NCCL_NVLS_ENABLE", "NCCL_RUNTIME_CONNECT"
 
 def meet(rank: int, store: str) -> None:
     place = places(2, 1)[rank]
-    make, told = collectives.dist.init_process_group, []
+    make, told = dist.init_process_group, []
 
-    def init_process_group(*args: object, **kwargs: object) -> None:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
         told.append([os.environ[name] for name in ASKED])
-        make(*args, **kwargs)  # type: ignore[arg-type]
+        make(*args, **kwargs)
 
-    collectives.dist.init_process_group = init_process_group
-    ends = Collectives(place, torch.device("cpu"), open_store(Meeting(store), place))
-    ends.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", init_process_group)
+        Collectives(place, torch.device("cpu"), open_store(Meeting(store), place)).close()
     assert told == [["0", "0"]]
 
 
@@ -50,16 +52,17 @@ def sum_without_peers(rank: int, store: str) -> None:
     ends = Collectives(place, torch.device("cpu"), open_store(Meeting(store), place))
     ends.open_peers()
     assert said == ["ranks: sums go by NCCL alone: the kernels are for sm_90, and cpu is sm_0"]
-    sums, ordinary = [], collectives.dist.all_reduce
+    sums, ordinary = [], dist.all_reduce
 
-    def all_reduce(x: torch.Tensor, *args: object, **kwargs: object) -> None:
+    def all_reduce(x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         sums.append(x.shape)
-        ordinary(x, *args, **kwargs)  # type: ignore[arg-type]
+        ordinary(x, *args, **kwargs)
 
-    collectives.dist.all_reduce = all_reduce
     x = torch.full((5, 24), 7.0**rank, dtype=torch.bfloat16)
     assert ends.peers_for(x) is None
-    assert torch.equal(ends.sum(x), torch.full_like(x, 57.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", all_reduce)
+        assert torch.equal(ends.sum(x), torch.full_like(x, 57.0))
     assert sums == [(5, 24)]
     ends.close()
 

@@ -91,7 +91,7 @@ async def test_health_tells_of_the_slowest_rank() -> None:
     engine = await AsyncEngine.start(TWO_RANKS, log_level="error")
     try:
         (rank,) = children(engine.ready.pid)
-        stream = engine.submit([Request("held", (1, 2, 3), LONG, arrival=time.monotonic())])
+        stream = engine.submit([Request("held", (1, 2, 3), replace(LONG, max_tokens=500), arrival=time.monotonic())])
         await asyncio.wait_for(stream.next(), PATIENCE)
         os.kill(rank, signal.SIGSTOP)
         try:
