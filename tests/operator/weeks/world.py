@@ -56,7 +56,7 @@ class Holders:
 
 class World:
     """`said` is what Ready said, one line a change, `spared` how often the operator did not look again after a write.
-    `skew`: by so much the operator's clock is ahead.
+    `skew`: by so much the operator's clock is ahead. `asked`: how many pods the ReplicaSets asked for at the last look.
     """
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class World:
         self.said: list[str] = []
         self.wishes = 0
         self.spared = 0
+        self.asked = 0
         self._due: datetime | None = None
         self._swept = BEGIN
         self._idle_looks, self._seen = 0, -1
