@@ -60,13 +60,15 @@ def lead(crew: Crew) -> Executor:
         from stoker_runtime.executor.build import build_rank
         from stoker_runtime.parallel.rank import Rank
         from stoker_runtime.ranks.executors import LeadingExecutor
+        from stoker_runtime.ranks.longest_step import longest_step
 
         config = crew.config
         by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
         # Other nodes join meanwhile: importing torch takes longer.
         rank = Rank(crew.places[LEADER], crew.gather(), by_peers=by_peers, ordered=ordered)
         executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
-        crew.ready(on_gpu=executor.device.type == "cuda")
+        longest = longest_step(executor.decoder.spec, executor.config)
+        crew.ready(on_gpu=executor.device.type == "cuda", longest_step=longest)
     except BaseException:
         crew.close()
         raise

@@ -90,9 +90,9 @@ class Crew:
             self._team.tell(self.config, self._meeting)
         return self._meeting
 
-    def ready(self, *, on_gpu: bool) -> None:
-        """All ranks have met and built what they need: from now on silence counts."""
-        self._limits = Watch(WATCH_SECONDS, on_gpu=on_gpu)
+    def ready(self, *, on_gpu: bool, longest_step: float = 0.0) -> None:
+        """All ranks have met and built what they need: from now on silence counts that is longer than a step."""
+        self._limits = Watch(WATCH_SECONDS, on_gpu=on_gpu, longest_step=longest_step)
         self._words_seconds = GPU_WORDS_SECONDS if on_gpu else LAST_WORDS_SECONDS
         self._is_ready, self._leaves_at_once = True, not on_gpu
         if self._nodes is not None:

@@ -18,7 +18,7 @@ WATCH_SECONDS = 0.25
 """The interval at which ranks are looked at."""
 STOPPED_SECONDS = 2.0
 WAIT_SECONDS = 3.0
-"""How long the leader may wait for a step of a GPU: the longest take one second."""
+"""How long the leader may wait for a step of a GPU, unless the longest one may take more."""
 STILL_SECONDS = 3.0
 SILENT_SECONDS = 10.0
 """How long another machine may send no beat: one that is crowded sends them late."""
@@ -37,9 +37,11 @@ class Life:
 class Watch:
     """Counts how long each rank is stopped, and all are still."""
 
-    def __init__(self, interval: float, *, on_gpu: bool) -> None:
+    def __init__(self, interval: float, *, on_gpu: bool, longest_step: float = 0.0) -> None:
+        """`longest_step`: seconds that a step of a GPU may take."""
         self._interval = interval
         self._on_gpu = on_gpu
+        self._most_wait = max(WAIT_SECONDS, longest_step)
         self._last_tick: float | None = None
         self._stopped: dict[int, float] = {}
         self._still = 0.0
@@ -68,7 +70,7 @@ class Watch:
         self._still = self._still + elapsed if waits and not works else 0.0
         if works or not waits:
             self._worked_until = seconds
-        if self._on_gpu and self._wait > WAIT_SECONDS:
+        if self._on_gpu and self._wait > self._most_wait:
             return f"a step has not ended for {self._wait:.0f} s"
         if not self._on_gpu and self._still > STILL_SECONDS:
             return f"a step has not ended, and no rank has computed, for {self._still:.0f} s"

@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import LAST_WORDS_SECONDS as LAST_OF_THE_ENGINE
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.split import split_spec
 from stoker_runtime.ranks.crew import GPU_WORDS_SECONDS, LAST_WORDS_SECONDS
+from stoker_runtime.ranks.longest_step import longest_step
 from stoker_runtime.ranks.watch import STILL_SECONDS, STOPPED_SECONDS, WAIT_SECONDS, Life, Watch
 
 TICK = 0.25
@@ -83,6 +89,36 @@ def test_a_step_of_a_gpu_may_take_more_than_two_seconds() -> None:
     long = round(2.75 / TICK)
     reason, _ = reason_of(Watch(TICK, on_gpu=True), computing, lambda tick: 1 + 2 * (tick // long))
     assert reason is None
+
+
+def test_a_step_of_a_gpu_may_take_as_long_as_the_longest_one_does() -> None:
+    def waiting(seconds: float) -> tuple[str | None, float]:
+        lasting = round(seconds / TICK)
+        watch = Watch(TICK, on_gpu=True, longest_step=6.5)
+        return reason_of(watch, computing, lambda tick: 1 + 2 * (tick // lasting))
+
+    assert waiting(6.25)[0] is None
+    reason, seconds = waiting(60)
+    assert reason is not None
+    assert 6.5 < seconds <= 6.5 + 4 * TICK
+
+
+def test_how_long_the_longest_step_may_take() -> None:
+    """Of 70B on two GPUs a chunk at the end of 131,072 tokens takes longer than the wait that is usual; 7B does not."""
+    seconds = {}
+    for shape, length in (("llama-3.3-70b", 131_072), ("llama-3.3-70b", 4096), ("qwen2.5-7b", 32_768)):
+        spec = build_spec(read_source(f"shape:{shape}"))
+        for stages in (1, 2):
+            config = EngineConfig(shape, max_model_len=length, max_num_batched_tokens=8192, max_num_seqs=256,
+                                  tensor_parallel_size=2, pipeline_parallel_size=stages)  # fmt: skip
+            place = places(2, stages)[0]
+            seconds[shape, length, stages] = longest_step(split_spec(spec, place), config)
+    # By hand: 2 · 35e9 · 8,448 + 4 · 8,448 · 131,072 · 4,096 · 80 operations at 250e12 a second.
+    assert seconds["llama-3.3-70b", 131_072, 1] == pytest.approx(8.17, rel=0.02)
+    assert seconds["llama-3.3-70b", 4096, 1] < WAIT_SECONDS
+    assert seconds["qwen2.5-7b", 32_768, 1] < WAIT_SECONDS
+    # Half of the layers, twice.
+    assert seconds["llama-3.3-70b", 131_072, 2] == pytest.approx(seconds["llama-3.3-70b", 131_072, 1], rel=0.1)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
