@@ -223,6 +223,18 @@ def test_streams_failures_and_requests_without_a_context(monkeypatch: pytest.Mon
         assert failed.trace_id != request.trace_id
 
 
+def test_the_client_says_whether_a_trace_is_kept_and_what_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W3C's flag: of a trace that its client does not sample nothing is sent. `tracestate` stays with the trace."""
+    with collecting(HTTP) as (collector, url), traced(url, monkeypatch, HTTP) as server:
+        ask, kept = {"prompt": "hi", "max_tokens": 2}, secrets.token_hex(16)
+        for flag, trace in (("00", secrets.token_hex(16)), ("01", kept)):
+            headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-{flag}", "tracestate": "vendor=a1,other=b2"}
+            assert httpx.post(f"{server.url}/v1/completions", json=ask, headers=headers, timeout=60).status_code == 200
+        assert wait_until(lambda: len(collector.named("llm_request")) == 1)
+        assert {span.trace_id.hex() for span in collector.spans} == {kept}
+        assert all(span.trace_state == "vendor=a1,other=b2" for span in collector.spans)
+
+
 def test_a_collector_that_is_away_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

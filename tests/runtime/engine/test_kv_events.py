@@ -376,6 +376,7 @@ async def test_the_engine_process_publishes() -> None:
         for each in (one, two):
             each.bind(("127.0.0.1", 0))
         ports = one.getsockname()[1], two.getsockname()[1]
+    assert KvEventsConfig(True).endpoint == "tcp://*:5557", "where routers look, unless they are told"
     told = KvEventsConfig(True, "", f"tcp://*:{ports[0]}", f"tcp://*:{ports[1]}", topic="kv@10.0.0.7@m")
     engine = await AsyncEngine.start(EngineConfig("uniform", kv_events_config=told), command=command)
     async with engine:
