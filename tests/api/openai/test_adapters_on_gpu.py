@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from api_server import CLIENT, wait_until
 from server_process import FRESH, ServerProcess
 from waiting import TRIES
@@ -20,6 +21,10 @@ from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: needs a CUDA device"),
+]
 SHAPE, DEVICE = "qwen2.5-7b", "cuda"
 MOST_PAUSE = 0.05
 """Seconds that a load or an unload may hold up a stream of somebody else."""
@@ -78,7 +83,6 @@ class Stream:
         return max(after - before for before, after in pairwise(within))
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("streams", [1, SERVED])
 def test_no_stream_pauses_while_adapters_of_the_largest_rank_come_and_go(
     server: ServerProcess, large: Path, streams: int

@@ -34,7 +34,7 @@ Ranks = Callable[..., LLM]
 Checkpoint = Callable[[str], Path]
 SIZES: dict[str, Any] = {
     "max_model_len": 128, "max_num_seqs": 6, "max_num_batched_tokens": 40, "num_gpu_blocks": 40, "enable_lora": True,
-    "max_loras": 3, "max_lora_rank": 20,
+    "max_loras": 3, "max_lora_rank": 256,
 }  # fmt: skip
 CUTS = [(2, 1), (4, 1), (1, 2), (2, 2)]
 
