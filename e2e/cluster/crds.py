@@ -65,14 +65,8 @@ MODULES = {
         ("config/crd/bases/keda.sh_scaledobjects.yaml",),
     ),
     "groups": Module(*_LWS, (_GROUPS.format("leaderworkerset.x-k8s.io_leaderworkersets"),)),
-    # What their controller follows.
-    "groups-all": Module(
-        *_LWS,
-        tuple(
-            _GROUPS.format(name)
-            for name in ("leaderworkerset.x-k8s.io_leaderworkersets", "disaggregatedset.x-k8s.io_disaggregatedsets")
-        ),
-    ),
+    # What their controller follows beside them.
+    "groups-beside": Module(*_LWS, (_GROUPS.format("disaggregatedset.x-k8s.io_disaggregatedsets"),)),
     # What has an API server ask it, and changes to that, first of what changes objects, then of what checks them.
     "groups-webhooks": Module(
         *_LWS, tuple(f"config/webhook/{name}.yaml" for name in ("manifests", "mutating-patch", "validating-patch"))

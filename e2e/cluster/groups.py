@@ -50,7 +50,7 @@ class Publisher:
         (port,) = free_ports(1)
         url, certificate = f"https://{_HOST}:{port}", self._certify()
         self._kubectl("create", "-f", "-", text=webhooks(url, certificate.read_bytes()))
-        for file in definitions("groups-all"):
+        for file in (*definitions("groups"), *definitions("groups-beside")):
             # To apply it, kubectl would write all of it into an annotation, which may not be as large.
             self._kubectl("create", "-f", str(file))
         self._await_established()

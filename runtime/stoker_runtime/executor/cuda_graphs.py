@@ -56,14 +56,15 @@ class StepGraphs:
             return self._step(shape)
         self._spare.ran(shape)
         if shape not in self._graphs:
-            admitted, leaver = self._spare.admit(shape)
+            admitted, leaver = self._spare.admit(shape) if shape in self._warm else (False, None)
             if leaver is not None:
                 torch.cuda.current_stream().synchronize()  # it may be running
                 del self._graphs[leaver]
             if not admitted:
+                output = self._step(shape)
                 self._warm.add(shape)
-                return self._step(shape)
-            self._capture(shape)  # not for the first time that it runs
+                return output
+            self._capture(shape)
         graph, output = self._graphs[shape]
         graph.replay()
         return output

@@ -223,11 +223,10 @@ def _packed_experts(asked: str, packing: str) -> str:
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
     """The padded shapes of this model's steps; `config` is resolved."""
-    weights = spec.part.step_parameters if spec.part else spec.active_parameters
     return ShapeTable(
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        weights,
+        spec.step_parameters,
         padded=config.device == "cuda",
         most_drafts=config.drafting.tokens if config.drafting else 0,
         verify_tokens=verify_tokens(config),

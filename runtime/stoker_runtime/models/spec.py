@@ -382,6 +382,11 @@ class ModelSpec:
         """The weights that one token reads, as `active_bytes` counts them."""
         return self.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
 
+    @property
+    def step_parameters(self) -> int:
+        """The same of the rank that holds this part of a model."""
+        return self.active_parameters if self.part is None else self.part.step_parameters
+
     def kv_bytes_per_token(self, kv_dtype: str, layers: int | None = None) -> int:
         """Bytes of keys and values, or of latents, that one token holds over all layers that attend, or so many."""
         count = len(self.attending) if layers is None else layers

@@ -17,8 +17,7 @@ def longest_step(spec: ModelSpec, config: EngineConfig) -> float:
 
     Stages of a pipeline follow each other. `config` is resolved.
     """
-    parameters = spec.part.step_parameters if spec.part else spec.active_parameters
     tokens = config.max_num_batched_tokens + config.max_num_seqs
-    products = 2 * parameters * tokens
+    products = 2 * spec.step_parameters * tokens
     attention = 4 * tokens * config.max_model_len * spec.q_size * len(spec.attending)
     return config.pipeline_parallel_size * (products + attention) / SLOWEST_FLOPS

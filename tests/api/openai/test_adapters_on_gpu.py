@@ -15,6 +15,7 @@ import pytest
 import torch
 from api_server import CLIENT, wait_until
 from server_process import FRESH, ServerProcess
+from tests.api.openai.test_adapters import MOST_PAUSE, complete, load, said, unload
 from waiting import TRIES
 
 from stoker_runtime.bench.random_adapters import write_adapters
@@ -26,8 +27,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: needs a CUDA device"),
 ]
 SHAPE, DEVICE = "qwen2.5-7b", "cuda"
-MOST_PAUSE = 0.05
-"""Seconds that a load or an unload may hold up a stream of somebody else."""
 SERVED = 8
 TOKENS = 1200
 
@@ -113,11 +112,6 @@ def test_no_stream_pauses_while_adapters_of_the_largest_rank_come_and_go(
 
 def come_and_go(server: ServerProcess, large: Path) -> None:
     for _ in range(3):
-        post(server, "/v1/load_lora_adapter", {"lora_name": "large", "lora_path": str(large)})
-        post(server, "/v1/completions", {"model": "large", "prompt": [9, 8, 7], "max_tokens": 2})
-        post(server, "/v1/unload_lora_adapter", {"lora_name": "large"})
-
-
-def post(server: ServerProcess, path: str, body: dict[str, object]) -> None:
-    answer = CLIENT.post(f"{server.url}{path}", json=body, headers=FRESH, timeout=120)
-    assert answer.status_code == 200, answer.text
+        assert load(server, "large", large).status_code == 200
+        assert len(said(complete(server, "large", max_tokens=2))) == 2
+        assert unload(server, "large").status_code == 200

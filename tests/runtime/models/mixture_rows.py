@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
-Changes = Callable[[random.Random], dict[str, Any]]
+from tests.runtime.models.row_sizes import Changes, square
 
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
@@ -29,9 +28,7 @@ def _square(**changes: Any) -> Changes:
     """Heads as wide as the hidden size asks for: the configuration has none of their own."""
 
     def draw(rng: random.Random) -> dict[str, Any]:
-        kv_heads, group, dim = rng.choice([1, 3]), rng.choice([2, 3]), rng.choice([12, 16, 20])
-        heads = {"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads, "head_dim": None}
-        return {**_sizes()(rng), **heads, "hidden_size": kv_heads * group * dim, **changes}
+        return {**_sizes()(rng), **square()(rng), **changes}
 
     return draw
 

@@ -23,6 +23,7 @@ from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from tests.runtime.models.plain_models import PLAIN, PlainModel
+from tests.runtime.models.row_sizes import fixed, gpt2, neox, square
 from tests.runtime.models.variant_rows import VARIANTS
 from torch import Tensor
 
@@ -51,10 +52,6 @@ class Row:
     model: str = ""
     attention: str = "eager"
     plain: type[PlainModel] | None = None
-
-
-def _fixed(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
-    return lambda rng: changes
 
 
 # What sees, as small as it may be.
@@ -104,30 +101,6 @@ def _renamed(*rules: tuple[str, str]) -> Callable[[Tensors], Tensors]:
         return found
 
     return rename
-
-
-def _square(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
-    """For architectures whose heads are as wide together as the model."""
-
-    def sizes(rng: random.Random) -> dict[str, Any]:
-        kv_heads, group, head_dim = rng.choice([1, 3]), rng.choice([2, 3]), rng.choice([12, 16, 20])
-        heads = kv_heads * group
-        found = {"head_dim": None, "hidden_size": heads * head_dim, "num_attention_heads": heads}
-        return {**found, "num_key_value_heads": kv_heads, **changes}
-
-    return sizes
-
-
-def _neox(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
-    """Of 24 dimensions a quarter rotates."""
-    return _fixed(hidden_size=72, num_attention_heads=3, num_key_value_heads=3, head_dim=None, **changes)
-
-
-def _gpt2_sizes(rng: random.Random) -> dict[str, Any]:
-    heads, dim = rng.choice([3, 5]), rng.choice([8, 12])
-    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"))
-    sizes |= dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size"))
-    return {**sizes, "n_head": heads, "n_embd": heads * dim, "n_layer": 3, "n_positions": 300, "n_inner": None}
 
 
 def _by_kv_head(name: str, replacement: str, heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
@@ -191,10 +164,10 @@ ONE_KV_HEAD = {"num_key_value_heads": 1}
 HYBRID = {"sliding_window": 9, "num_hidden_layers": 5}
 
 ROWS: dict[str, Row] = {
-    "LlamaForCausalLM": Row("LlamaConfig", _fixed(rope_parameters=LLAMA3)),
-    "MistralForCausalLM": Row("MistralConfig", _fixed(sliding_window=7)),
-    "Qwen2ForCausalLM": Row("Qwen2Config", _square()),
-    "Qwen3ForCausalLM": Row("Qwen3Config", _fixed(rope_parameters=YARN)),
+    "LlamaForCausalLM": Row("LlamaConfig", fixed(rope_parameters=LLAMA3)),
+    "MistralForCausalLM": Row("MistralConfig", fixed(sliding_window=7)),
+    "Qwen2ForCausalLM": Row("Qwen2Config", square()),
+    "Qwen3ForCausalLM": Row("Qwen3Config", fixed(rope_parameters=YARN)),
     "Phi3ForCausalLM": Row("Phi3Config", lambda rng: _longrope(rng, 512)),
     "Phi3ForCausalLM-long": Row("Phi3Config", lambda rng: _longrope(rng, 32)),
     "GraniteForCausalLM": Row(
@@ -204,22 +177,22 @@ ROWS: dict[str, Row] = {
             "attention_multiplier": 0.1 + rng.random() / 4, "logits_scaling": 2 + rng.random(), "attention_bias": True,
         },
     ),
-    "SmolLM3ForCausalLM": Row("SmolLM3Config", _fixed(no_rope_layer_interval=2, attention_bias=True)),
-    "GlmForCausalLM": Row("GlmConfig", _fixed(head_dim=20)),
-    "ArceeForCausalLM": Row("ArceeConfig", _fixed(mlp_bias=True)),
-    "HeliumForCausalLM": Row("HeliumConfig", _fixed(hidden_size=60, num_attention_heads=5, head_dim=12, **ONE_KV_HEAD)),
-    "SeedOssForCausalLM": Row("SeedOssConfig", _fixed(attention_out_bias=True)),
-    "Ernie4_5ForCausalLM": Row("Ernie4_5Config", _fixed(use_bias=True)),
+    "SmolLM3ForCausalLM": Row("SmolLM3Config", fixed(no_rope_layer_interval=2, attention_bias=True)),
+    "GlmForCausalLM": Row("GlmConfig", fixed(head_dim=20)),
+    "ArceeForCausalLM": Row("ArceeConfig", fixed(mlp_bias=True)),
+    "HeliumForCausalLM": Row("HeliumConfig", fixed(hidden_size=60, num_attention_heads=5, head_dim=12, **ONE_KV_HEAD)),
+    "SeedOssForCausalLM": Row("SeedOssConfig", fixed(attention_out_bias=True)),
+    "Ernie4_5ForCausalLM": Row("Ernie4_5Config", fixed(use_bias=True)),
     "GemmaForCausalLM": Row("GemmaConfig"),
     "Gemma2ForCausalLM": Row(
         "Gemma2Config",
-        _fixed(
+        fixed(
             query_pre_attn_scalar=19, attn_logit_softcapping=2.5, final_logit_softcapping=3.5, hidden_size=72, **HYBRID
         ),
     ),
     "Gemma3ForCausalLM": Row(
         "Gemma3TextConfig",
-        _fixed(
+        fixed(
             query_pre_attn_scalar=19, hidden_size=72, sliding_window_pattern=2,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -230,7 +203,7 @@ ROWS: dict[str, Row] = {
     ),
     "Gemma3ForConditionalGeneration": Row(
         "Gemma3TextConfig",
-        _fixed(
+        fixed(
             hidden_size=72, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2,
             num_hidden_layers=4, sliding_window=5,
         ),
@@ -261,38 +234,38 @@ ROWS: dict[str, Row] = {
         "Qwen3VLMoeConfig", _seeing_experts, model="Qwen3VLMoeForConditionalGeneration"
     ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
-    "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),
-    "Exaone4ForCausalLM": Row("Exaone4Config", _fixed(sliding_window_pattern=4, **HYBRID)),
-    "Exaone4ForCausalLM-whole": Row("Exaone4Config", _fixed(sliding_window=None, layer_types=["full_attention"] * 3)),
-    "Glm4ForCausalLM": Row("Glm4Config", _fixed(head_dim=20)),
-    "PhiForCausalLM": Row("PhiConfig", _square(partial_rotary_factor=0.5)),
-    "GPTNeoXForCausalLM": Row("GPTNeoXConfig", _neox()),
+    "Olmo3ForCausalLM": Row("Olmo3Config", fixed(**HYBRID)),
+    "Exaone4ForCausalLM": Row("Exaone4Config", fixed(sliding_window_pattern=4, **HYBRID)),
+    "Exaone4ForCausalLM-whole": Row("Exaone4Config", fixed(sliding_window=None, layer_types=["full_attention"] * 3)),
+    "Glm4ForCausalLM": Row("Glm4Config", fixed(head_dim=20)),
+    "PhiForCausalLM": Row("PhiConfig", square(partial_rotary_factor=0.5)),
+    "GPTNeoXForCausalLM": Row("GPTNeoXConfig", neox()),
     "GPTNeoXForCausalLM-serial": Row(
-        "GPTNeoXConfig", _neox(use_parallel_residual=False)
+        "GPTNeoXConfig", neox(use_parallel_residual=False)
     ),
-    "CohereForCausalLM": Row("CohereConfig", _square(logit_scale=0.3)),
+    "CohereForCausalLM": Row("CohereConfig", square(logit_scale=0.3)),
     "CohereForCausalLM-qk-norm": Row(
-        "CohereConfig", _square(use_qk_norm=True)
+        "CohereConfig", square(use_qk_norm=True)
     ),
     "Cohere2ForCausalLM": Row(
-        "Cohere2Config", _square(**HYBRID)
+        "Cohere2Config", square(**HYBRID)
     ),
     "StableLmForCausalLM": Row(
-        "StableLmConfig", _square(use_qkv_bias=True, partial_rotary_factor=0.5)
+        "StableLmConfig", square(use_qkv_bias=True, partial_rotary_factor=0.5)
     ),
     "StableLmForCausalLM-parallel": Row(
         "StableLmConfig",
-        _square(use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
+        square(use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
     ),
-    "NemotronForCausalLM": Row("NemotronConfig", _fixed(mlp_bias=True)),
-    "Jais2ForCausalLM": Row("Jais2Config", _square()),
-    "Jais2ForCausalLM-unbiased": Row("Jais2Config", _square(attention_bias=False, mlp_bias=False)),
-    "Starcoder2ForCausalLM": Row("Starcoder2Config", _square(sliding_window=11)),
-    "GPT2LMHeadModel": Row("GPT2Config", _gpt2_sizes),
+    "NemotronForCausalLM": Row("NemotronConfig", fixed(mlp_bias=True)),
+    "Jais2ForCausalLM": Row("Jais2Config", square()),
+    "Jais2ForCausalLM-unbiased": Row("Jais2Config", square(attention_bias=False, mlp_bias=False)),
+    "Starcoder2ForCausalLM": Row("Starcoder2Config", square(sliding_window=11)),
+    "GPT2LMHeadModel": Row("GPT2Config", gpt2),
     # Models whose code is not in transformers, as the published converters to these classes know them.
     "InternLM2ForCausalLM": Row(
         "LlamaConfig",
-        _fixed(num_attention_heads=6, num_key_value_heads=2, rope_theta=1e6),
+        fixed(num_attention_heads=6, num_key_value_heads=2, rope_theta=1e6),
         lambda tensors: _renamed(
             (r"self_attn\.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"),
             ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
@@ -303,24 +276,24 @@ ROWS: dict[str, Row] = {
     ),
     "InternLM3ForCausalLM": Row(
         "LlamaConfig",
-        _fixed(attention_bias=True, mlp_bias=True),
+        fixed(attention_bias=True, mlp_bias=True),
         settings=lambda config: {**config, "architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
     ),
     "BaiChuanForCausalLM": Row(
         "LlamaConfig",
-        _square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64),
+        square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64),
         _merged_rows,
         lambda config: {**config, "architectures": ["BaiChuanForCausalLM"]},
     ),
     "BaichuanForCausalLM": Row(
         "LlamaConfig",
-        _square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64, tie_word_embeddings=False),
+        square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64, tie_word_embeddings=False),
         _merged_rows,
         lambda config: {**config, "architectures": ["BaichuanForCausalLM"]},
     ),
     "ExaoneForCausalLM": Row(
         "LlamaConfig",
-        _square(rope_parameters=LLAMA3),
+        square(rope_parameters=LLAMA3),
         _renamed(
             (r"^model\.", "transformer."), (r"\.layers\.", ".h."), (r"self_attn\.o_proj", "attn.attention.out_proj"),
             (r"self_attn\.", "attn.attention."), (r"mlp\.gate_proj", "mlp.c_fc_0"), (r"mlp\.up_proj", "mlp.c_fc_1"),
