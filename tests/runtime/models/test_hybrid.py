@@ -61,7 +61,7 @@ def test_crowding_changes_no_token(drafts: bool, folder: Path) -> None:
     prompts, drawn = workload(7)
     vocab = build_spec(read_source(str(folder))).vocab
     prompts = [[token % (vocab - 3) + 3 for token in prompt] for prompt in prompts]
-    params = [replace(each, max_tokens=min(each.max_tokens, 24)) for each in drawn]
+    params = [replace(each, max_tokens=min(each.max_tokens, 24), ignore_eos=True) for each in drawn]  # to crowd
     lonely = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "enable_prefix_caching": False}
     with LLM(**options(folder, **lonely)) as roomy:
         alone = [roomy.generate_tokens([each], [one])[0] for each, one in zip(prompts, params, strict=True)]
