@@ -74,8 +74,10 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-def upload(pairs: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """`pairs` on the device, `[n, 2]` int32, without waiting for it."""
-    host = torch.tensor(pairs, dtype=torch.int32)
+def upload(
+    values: Sequence[int] | Sequence[tuple[int, int]], device: torch.device, dtype: torch.dtype = torch.int32
+) -> torch.Tensor:
+    """`values` on the device, `[n]` or `[n, 2]`, without waiting for it."""
+    host = torch.tensor(values, dtype=dtype)
     # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -237,7 +237,7 @@ class Executor:
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         targets, rows = prompt_targets(batch)
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
-        logits, hidden = self.body.mixed(shape, longest, torch.tensor(rows, device=self.device))
+        logits, hidden = self.body.mixed(shape, longest, upload(rows, self.device, torch.int64))
         scored = self._prompt_logprobs(batch, hidden, targets)
         launched = self._read_back(batch, shape, logits)
         launched.prompt_logprobs = scored
@@ -251,7 +251,7 @@ class Executor:
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor, targets: list[int]) -> list[PendingPromptLogprobs]:
         """Log-probabilities of the prompt's own tokens, one entry per chunk; `hidden [len(targets), H]`."""
-        tokens = torch.tensor(targets, dtype=torch.int32, device=self.device)
+        tokens = upload(targets, self.device)
         pending, at = [], 0
         for chunk in batch.prefills:
             top = self.body.sampler.prompt_logprobs(chunk.slot)
@@ -302,7 +302,7 @@ class Executor:
             tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted for _ in range(width)]
             places = [at * shape.rows + rows[index] for index in wanted for at in range(width)]
             indices = [index * width + at for index in wanted for at in range(width)]
-            picked = torch.tensor(places, device=self.device)
+            picked = upload(places, self.device, torch.int64)
             if width > 1 and body.speculation is not None:
                 # What was sampled for nobody has no log-probability, and nobody reads it.
                 tokens = body.speculation.sampled[picked].clamp_min(0)
