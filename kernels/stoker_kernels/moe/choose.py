@@ -6,13 +6,15 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.moe.hopper import sm90_few, sm90_grouped, sm90_packed, sm90_route
 from stoker_kernels.moe.tiles import in_one_program
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing, given
 
 # Tokens up to which the Hopper kernels for few are faster.
 FEW_TOKENS = {"dense": 2, "fp8_channel": 2, "fp8_block": 2, "mxfp4": 1, "nvfp4": 4, "int4": 1}
@@ -61,7 +63,7 @@ def experts(
     *,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    shared: Tensor | None = None,
+    shared: Tensor | Callable[[], Tensor] | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -72,13 +74,15 @@ def experts(
     if few(x, weights):
         for_few = sm90_packed.experts if weights.in_four_bits else sm90_few.experts
         refusal = sm90_packed.refusal if weights.in_four_bits else sm90_few.refusal
+        shared = given(shared, x)
         if refusal(x, routes, weights, shared) is None:
             return for_few(
                 x, routes, weights, y, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate
             )
-    if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, shared) is None:
+    if x.shape[0] == 0:
+        return y
+    if many(x, routes, weights) and sm90_grouped.refusal(x, routes, weights, None) is None:
         rows = sm90_grouped.pair_rows(x, routes, weights, activation=activation, limit=limit)
-        return triton_experts.sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
-    return triton_experts.experts(
-        x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=y
-    )
+    else:
+        rows = triton_experts.pair_rows(x, routes, weights, activation=activation, limit=limit)
+    return triton_experts.sum_pairs(rows, routes, y, shared=given(shared, x), shared_gate=shared_gate)

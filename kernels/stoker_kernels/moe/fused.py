@@ -8,13 +8,15 @@ Does not know: which layer it serves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import select
 from stoker_kernels.moe import choose, op
 from stoker_kernels.moe.hopper import sm90_few
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routing, given
 
 
 def split(
@@ -28,7 +30,7 @@ def split(
     counts: Tensor | None = None,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    shared: Tensor | None = None,
+    shared: Tensor | Callable[[], Tensor] | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -50,12 +52,14 @@ def fused(
     counts: Tensor | None = None,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    shared: Tensor | None = None,
+    shared: Tensor | Callable[[], Tensor] | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The experts' kernels choose, too, where they take the operands; else as `split`."""
-    if not (
+    if choose.few(x, weights):
+        shared = given(shared, x)
+    if callable(shared) or not (
         choose.few(x, weights)
         and _as_usual(x, logits, weights)
         and sm90_few.mixture_refusal(

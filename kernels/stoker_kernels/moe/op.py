@@ -9,6 +9,8 @@ Does not know: which layer it serves, nor how the router's logits were made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,8 @@ from stoker_kernels.launch.dispatch import (
     select,
     triton_supports,
 )
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
+from stoker_kernels.moe import choose
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing, given
 from stoker_kernels.quant import FP8
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -103,21 +106,23 @@ def experts(
     *,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    shared: Tensor | None = None,
+    shared: Tensor | Callable[[], Tensor] | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Σ over a token's experts of weight · down(act(gate) · up): x [T, H] float → [T, H] of x's dtype.
 
     Experts in FP8, and those in INT8 by channels, read x, and the product of gate and up, quantized per token. shared:
-    [T, H], added to the sum, times sigmoid(shared_gate) [T, 1] where that is given. `limit` is the bound of the
-    activation "clamped".
+    [T, H], added to the sum, times sigmoid(shared_gate) [T, 1] where that is given; a function that gives it is called
+    once, behind what does not read it. `limit` is the bound of the activation "clamped".
     A token without experts gets what is shared, or zeros. Experts without a gate give down(relu(up)²), "relu2". Raises
     ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weights' dtype.
     """
-    _check_experts(x, routes.ids, weights, activation, shared)
-    y: Tensor = select("experts", x.device, weights.down.dtype)(
-        x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=out
+    _check_experts(x, routes.ids, weights, activation)
+    run = select("experts", x.device, weights.down.dtype)
+    late = shared if callable(shared) and run is choose.experts else given(shared, x)
+    y: Tensor = run(
+        x, routes, weights, activation=activation, limit=limit, shared=late, shared_gate=shared_gate, out=out
     )
     return y
 
@@ -133,13 +138,13 @@ def mixture(
     counts: Tensor | None = None,
     activation: ExpertActivation = "silu",
     limit: float = 0.0,
-    shared: Tensor | None = None,
+    shared: Tensor | Callable[[], Tensor] | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`experts` with what `route` chooses from logits [T, E]: [T, H]. Arguments and errors are theirs."""
     _check_choice(logits, routing, bias, slot_mapping, counts)
-    _check_experts(x, logits, weights, activation, shared)
+    _check_experts(x, logits, weights, activation)
     if logits.shape[1] != weights.experts:
         raise ValueError(f"logits are {tuple(logits.shape)}, of {weights.experts} experts")
     y: Tensor = select("mixture", x.device, weights.down.dtype)(
@@ -160,9 +165,7 @@ def _check_choice(
             raise ValueError(f"{name} is {tuple(other.shape)}, the logits are {tuple(logits.shape)}")
 
 
-def _check_experts(
-    x: Tensor, choices: Tensor, weights: ExpertWeights, activation: ExpertActivation, shared: Tensor | None
-) -> None:
+def _check_experts(x: Tensor, choices: Tensor, weights: ExpertWeights, activation: ExpertActivation) -> None:
     """`choices`: [T, …]."""
     if weights.gated == (activation == "relu2"):
         raise ValueError(f"experts {'with' if weights.gated else 'without'} a gate have no activation {activation!r}")
@@ -170,5 +173,3 @@ def _check_experts(
         raise ValueError(
             f"x is {tuple(x.shape)}, choices {tuple(choices.shape)}, down [E, H, F] = {tuple(weights.down.shape)}"
         )
-    if shared is not None and shared.shape != x.shape:
-        raise ValueError(f"shared is {tuple(shared.shape)}, x is {tuple(x.shape)}")

@@ -6,6 +6,7 @@ Knows nothing of dispatch or of any GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,14 @@ ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4", "int4", "nvfp
 # experts without a gate.
 ExpertActivation = Literal["silu", "clamped", "relu2"]
 CLAMPED_SLOPE = 1.702
+
+
+def given(shared: Tensor | Callable[[], Tensor] | None, like: Tensor) -> Tensor | None:
+    """What is shared, of `like`'s shape, asked for where it is a function. Raises ValueError for another shape."""
+    found = shared() if callable(shared) else shared
+    if found is not None and found.shape != like.shape:
+        raise ValueError(f"shared is {tuple(found.shape)}, x is {tuple(like.shape)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -313,7 +314,8 @@ class Decoder:
         assert isinstance(hidden, Tensor), "a router reads the model's dtype"
         shared = None
         if layer.gate_up is not None:
-            shared = self._dense(layer, hidden) if adapters is None else self._adapted_dense(index, hidden, adapters)
+            dense = partial(self._dense, layer, hidden)
+            shared = dense if adapters is None else partial(self._adapted_dense, index, hidden, adapters)
         return self.mixture.forward(index, layer.mixture, hidden, slots, shared)
 
     def _dense(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:

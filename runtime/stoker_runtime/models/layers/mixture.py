@@ -7,7 +7,7 @@ Knows nothing of attention, and of how the shared expert computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import cast
 
@@ -17,7 +17,11 @@ from torch import Tensor
 from stoker_kernels.gemm import linear
 from stoker_kernels.moe import ExpertActivation, Routing, Scoring, experts, keep_experts, mixture, route
 from stoker_runtime.models.decoder_weights import MixtureWeights
+from stoker_runtime.models.layers.beside import Beside
 from stoker_runtime.models.moe_spec import MoeSpec
+
+# Tokens of a step whose shared expert runs beside the chosen ones: fewer are one launch, more fill the GPU.
+BESIDE = range(3, 257)
 
 
 class Mixture:
@@ -37,6 +41,7 @@ class Mixture:
             jitter=spec.jitter,
         )
         self.counts = torch.zeros((num_layers, spec.experts), dtype=torch.int32, device=device)
+        self._beside = Beside(device)
 
     def of_layers(self, layers: Sequence[int]) -> Mixture:
         """The same for a model of these layers alone; it counts for itself."""
@@ -45,9 +50,12 @@ class Mixture:
         return few
 
     def forward(
-        self, layer: int, weights: MixtureWeights, hidden: Tensor, slots: Tensor, shared: Tensor | None
+        self, layer: int, weights: MixtureWeights, hidden: Tensor, slots: Tensor, shared: Callable[[], Tensor] | None
     ) -> Tensor:
-        """`[T, H]` → `[T, H]`; slots `[T]` int64 are below 0 for padding, `shared` is what the shared expert gave."""
+        """`[T, H]` → `[T, H]`; slots `[T]` int64 are below 0 for padding, `shared` is the shared expert."""
+        beside: Tensor | Callable[[], Tensor] | None = None
+        if shared is not None:
+            beside = self._beside.begin(shared) if len(hidden) in BESIDE else shared()
         logits = linear(hidden, weights.router, bias=weights.router_bias)
         gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
         activation: ExpertActivation = "clamped" if self._limit else "silu" if weights.experts.gated else "relu2"
@@ -55,10 +63,10 @@ class Mixture:
         if self._held is None:
             return mixture(
                 hidden, logits, self._routing, weights.experts, bias=bias, slot_mapping=slots, counts=counts,
-                activation=activation, limit=self._limit, shared=shared, shared_gate=gate,
+                activation=activation, limit=self._limit, shared=beside, shared_gate=gate,
             )  # fmt: skip
         chosen = route(logits, self._routing, bias=bias, slot_mapping=slots, counts=counts)
         return experts(
             hidden, keep_experts(chosen, self._held.start, len(self._held)), weights.experts, activation=activation,
-            limit=self._limit, shared=shared, shared_gate=gate,
+            limit=self._limit, shared=beside, shared_gate=gate,
         )  # fmt: skip
