@@ -40,7 +40,7 @@ ROWS_AT_ONCE = 32
 
 def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The id of each row's highest logit, the lowest of equals."""
-    tokens = _finite(logits).argmax(dim=-1).to(torch.int32)
+    tokens = finite(logits).argmax(dim=-1).to(torch.int32)
     return tokens if out is None else out.copy_(tokens)
 
 
@@ -58,7 +58,7 @@ def sample(
     tokens = torch.full_like(row_slots, -1)
     for rows in (row_slots >= 0).nonzero()[:, 0].split(ROWS_AT_ONCE):
         slots = row_slots[rows].long()
-        values = _finite(logits[rows])
+        values = finite(logits[rows])
         if adjust:
             masks = None if bitmask is None else bitmask[rows]
             _adjust(values, state, slots.tolist(), positions[rows].tolist(), masks)
@@ -71,14 +71,14 @@ def sample(
 
 def adjusted(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> Tensor:
     """fp32 logits as they count: after bitmask, bias and penalties; no row is padding."""
-    values = _finite(logits)
+    values = finite(logits)
     _adjust(values, state, row_slots.tolist(), positions.tolist(), bitmask)
     return values
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
     """Log-probability and rank of `tokens`, then the `top` best ids and their values."""
-    values = _finite(logits)
+    values = finite(logits)
     normalizer = torch.logsumexp(values, dim=-1, keepdim=True)
     chosen = values.gather(1, tokens.long().clamp_min(0)[:, None])
     rank = (values > chosen).sum(dim=1, keepdim=True) + 1
@@ -104,7 +104,7 @@ def apply(packed: Tensor, updates: int, state: SamplingState) -> None:
             state.counts[slot, history[:, 0].long()] = history[:, 1].to(torch.int16)
 
 
-def _finite(logits: Tensor) -> Tensor:
+def finite(logits: Tensor) -> Tensor:
     """fp32 without NaN or +inf, which no comparison or difference below could carry."""
     return torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=3e38, neginf=-torch.inf)
 

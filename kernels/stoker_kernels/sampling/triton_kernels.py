@@ -98,12 +98,12 @@ def best_tile_kernel(tile_max, tile_arg, out, tiles, TILES: tl.constexpr, LAUNCH
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0)
-    _, token = _peak(tile_max, tile_arg, row, tiles, TILES)
+    _, token = row_peak(tile_max, tile_arg, row, tiles, TILES)
     tl.store(out + row, token)
 
 
 @triton.jit
-def _peak(tile_max, tile_arg, row, tiles, TILES: tl.constexpr):
+def row_peak(tile_max, tile_arg, row, tiles, TILES: tl.constexpr):
     """(highest logit, lowest id that has it) of a row."""
     tile = tl.arange(0, TILES)
     best = tl.load(tile_max + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
@@ -186,7 +186,7 @@ def choose_kernel(
         tl.store(out + row, -1)
     else:
         position = tl.load(positions + row)
-        peak, token = _peak(tile_max, tile_arg, row, tiles, TILES)
+        peak, token = row_peak(tile_max, tile_arg, row, tiles, TILES)
         if (float_param(fields, slot, TEMPERATURE) > 0.0) & (peak > float("-inf")):
             factor, least = weight_scale(fields, slot)
             each = tl.arange(0, TILES)

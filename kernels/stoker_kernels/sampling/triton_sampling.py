@@ -35,7 +35,7 @@ from stoker_kernels.sampling.triton_device import ADJUSTMENT_TYPES, EXACT
 from stoker_kernels.sampling.triton_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
 from stoker_kernels.sampling.triton_logprobs import token_logprobs
 
-__all__ = ["apply", "argmax", "sample", "token_logprobs"]
+__all__ = ["apply", "argmax", "sample", "tile_peaks", "token_logprobs"]
 
 _COUNTS_BLOCK = 8192
 _ENTRIES_BLOCK = 512
@@ -44,14 +44,23 @@ _CHOOSE_WARPS = 8
 
 def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`sampling.argmax` on CUDA."""
-    rows, vocab = _shape(logits)
-    tiles = triton.cdiv(vocab, TILE)
+    rows, _ = _shape(logits)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out
     if rows == 0:
         return out
+    tile_max, tile_arg = tile_peaks(logits)
+    tiles = tile_max.shape[1]
+    options = launch_options(logits.device)
+    best_tile_kernel[(rows,)](tile_max, tile_arg, out, tiles, TILES=padded_tiles(tiles), num_warps=1, **options)
+    return out
+
+
+def tile_peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`logits [R,V]` of at least one row → of each of their tiles the highest logit, fp32, and its id, int32."""
+    rows, vocab = _shape(logits)
+    tiles = triton.cdiv(vocab, TILE)
     tile_max = torch.empty((rows, tiles), dtype=torch.float32, device=logits.device)
     tile_arg = torch.empty((rows, tiles), dtype=torch.int32, device=logits.device)
-    options = launch_options(logits.device)
     tile_max_kernel[(rows, tiles)](
         logits,
         *[None] * 8,
@@ -63,10 +72,9 @@ def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
         TILE=TILE,
         ADJUST=False,
         **EXACT,
-        **options,
+        **launch_options(logits.device),
     )
-    best_tile_kernel[(rows,)](tile_max, tile_arg, out, tiles, TILES=padded_tiles(tiles), num_warps=1, **options)
-    return out
+    return tile_max, tile_arg
 
 
 def sample(

@@ -193,7 +193,7 @@ class Executor:
             self._catch_up(batch)
         if batch.drafts:
             return self._verify(batch)
-        shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted)
+        shape = self.body.wanted(self._shapes.decode(count, self.body.sampler.mode, self._adapted), batch.decodes)
         return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _catch_up(self, batch: Batch) -> None:
@@ -216,13 +216,15 @@ class Executor:
             self._cap_staging.upload(caps, self.body.speculation.caps)
             self._caps = batch.draft_caps
         shape = self._shapes.verify(len(batch.decodes), batch.drafts, self.body.sampler.mode, self._adapted)
+        shape = self.body.wanted(shape, batch.decodes)
         return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _mixed(self, batch: Batch) -> Launched:
         """Decodes and prefill chunks together, as a graph where the host would take longer than the GPU."""
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
-        described = (len(batch.decodes), len(batch.prefills), tokens, self._mode(batch))
+        described = (len(batch.decodes), len(batch.prefills), tokens, self.body.sampler.mode_of(batch.row_slots))
         shape, graphed = self._shapes.ragged(*described, self._has_adapters(batch.row_slots))
+        shape = self.body.wanted(shape, batch.sampled_slots)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         if graphed:
             return self._read_back(batch, shape, self.graphs.run(shape))
@@ -232,8 +234,9 @@ class Executor:
     def _scored_prefill(self, batch: Batch) -> Launched:
         """A step with prompt log-probabilities: always eager, because its extra rows vary."""
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
-        adapted = self._has_adapters(batch.row_slots)
-        shape = StepShape(len(batch.decodes), len(batch.prefills), tokens, self._mode(batch), adapted)
+        mode, adapted = self.body.sampler.mode_of(batch.row_slots), self._has_adapters(batch.row_slots)
+        shape = StepShape(len(batch.decodes), len(batch.prefills), tokens, mode, adapted)
+        shape = self.body.wanted(shape, batch.sampled_slots)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         targets, rows = prompt_targets(batch)
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
@@ -242,9 +245,6 @@ class Executor:
         launched = self._read_back(batch, shape, logits)
         launched.prompt_logprobs = scored
         return launched
-
-    def _mode(self, batch: Batch) -> str:
-        return self.body.sampler.mode_of(batch.row_slots)
 
     def _has_adapters(self, slots: Sequence[int]) -> bool:
         return self.body.adapters is not None and self.body.adapters.any(slots)

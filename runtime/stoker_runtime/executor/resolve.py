@@ -22,6 +22,7 @@ from stoker_runtime.models.quantization.integer_scheme import IN_SITU, IntegerSc
 from stoker_runtime.models.quantization.quantized_checkpoint import parts_of
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.place import dealt_part
 
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 400 MiB when every kernel has run.
@@ -292,16 +293,16 @@ def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def gather_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:
-    """What bringing the logits of `rows` together takes beside their place: a rank's shard, once more where it is
-    narrower than others', and with the rank that gathers all of them.
+    """What bringing the logits of `rows` together takes beside their place. Gathered: a rank's shard, once more where
+    it is narrower than others', and with the rank that gathers all of them. Dealt: a rank's rows, in pieces and whole.
     """
     part = spec.part
     if part is None or part.tensors == 1 or not part.ends:
         return 0
     widest = -(-spec.vocab // part.tensors)
-    padded = widest if spec.vocab_rows < widest else 0
-    columns = spec.vocab_rows + padded + (part.tensors * widest if part.tensor == 0 else 0)
-    return rows * columns * ITEM_BYTES[config.dtype]
+    columns = spec.vocab_rows + widest * ((spec.vocab_rows < widest) + part.tensors * (part.tensor == 0))
+    dealt = len(dealt_part(rows, part.tensors, part.tensor))
+    return max(rows * columns, 2 * dealt * spec.vocab) * ITEM_BYTES[config.dtype]
 
 
 def head_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:
@@ -320,7 +321,7 @@ def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """
     scored = SCORED_ROWS * spec.vocab * (ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
     scored += gather_bytes(config, spec, SCORED_ROWS) + head_bytes(config, spec, SCORED_ROWS)
-    sampled = max(logits_bytes(config, spec), gather_bytes(config, spec, config.max_num_seqs))
+    sampled = max(logits_bytes(config, spec), gather_bytes(config, spec, sampled_rows(config)))
     sampled += head_bytes(config, spec, sampled_rows(config))
     return max(activation_bytes(config, spec, config.max_num_batched_tokens), sampled) + scored
 
@@ -329,7 +330,7 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak of the largest step that is a CUDA graph; graphs never run at the same time, so they share it."""
     if config.device == "cpu" or config.enforce_eager:
         return 0
-    gathered = gather_bytes(config, spec, config.max_num_seqs) + head_bytes(config, spec, sampled_rows(config))
+    gathered = gather_bytes(config, spec, sampled_rows(config)) + head_bytes(config, spec, sampled_rows(config))
     return max(activation_bytes(config, spec, step_shapes(config, spec).most_graphed), gathered)
 
 

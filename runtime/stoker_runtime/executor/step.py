@@ -9,7 +9,7 @@ Knows nothing of batches, uploads or read-back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.executor.windows.tables import NearTables
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.sampling.modes import MASKED
 from stoker_runtime.sampling.sampler import Sampler
 
@@ -86,12 +86,18 @@ class StepBody:
         drafting = config.drafting
         self.speculation = SpeculationState(config, drafting, device, drafter) if drafting is not None else None
         self._head = drafter if isinstance(drafter, HeadDrafter) else None
+        self._parted = config.tensor_parallel_size > 1
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         self.tapes = StepTapes(device, enabled=not config.enforce_eager and config.ranks == 1 and self._head is None)
 
     def logits_room(self, rows: int) -> torch.Tensor:
         """New memory for the logits of `rows` rows, in the type of the steps' own."""
         return self._logits.new_empty((rows, self._logits.shape[1]))
+
+    def wanted(self, shape: StepShape, slots: Sequence[int]) -> StepShape:
+        """`shape` as the sampled `slots` want it: log-probabilities take all logits in one place."""
+        parted = self._parted and not shape.whole
+        return replace(shape, scored=True) if parted and self.sampler.logprob_slots(slots) else shape
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -108,7 +114,7 @@ class StepBody:
     def __call__(self, shape: StepShape) -> torch.Tensor:
         """Run the step whose description lies in `row_slots` or `ragged.packed`.
 
-        Returns its logits `[rows, V]`, which the next step overwrites.
+        Returns its logits `[rows, V]`, or this rank's part, which the next step overwrites.
         """
         if shape.drafts:
             return self.verify(shape)
@@ -140,7 +146,7 @@ class StepBody:
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
         if self.near is not None:
             inputs = replace(inputs, pages=self.near.of_decode(row_slots, self.slots, self.page_size, out, meta))
-        logits = self._scored(inputs, self._logits[:rows])
+        logits = self._scored(inputs, shape)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -148,7 +154,7 @@ class StepBody:
     def verify(self, shape: StepShape) -> torch.Tensor:
         """The last token of each row of `row_slots`, and what is drafted behind it, as rows that decode one token each.
 
-        Returns their logits `[(drafts + 1) · rows, V]`, all last tokens first.
+        Returns their logits `[(drafts + 1) · rows, V]`, or this rank's part, all last tokens first.
         """
         assert self.speculation is not None, "a step verifies drafts where nothing is drafted"
         wide, row_slots = shape.total_tokens, self.row_slots[: shape.rows]
@@ -162,7 +168,7 @@ class StepBody:
             adapters = self.adapters.of_decode(out.slots, starts)
         drafts = DraftRows(row_slots, out.seq_lens, shape.drafts + 1) if self._drafted is not None else None
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters, drafts=drafts)
-        logits = self._scored(inputs, self._logits[:wide])
+        logits = self._scored(inputs, shape)
         if self._head is not None:
             self._head.settle(out, self.slots)
         if shape.mode != MASKED:
@@ -174,7 +180,8 @@ class StepBody:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Decodes and prefill chunks together; `max_query_len` bounds the chunks.
 
-        Returns the logits of the rows' last tokens `[rows, V]`, and the hidden states of `extra_rows` (tokens).
+        Returns the logits of the rows' last tokens `[rows, V]`, or this rank's part, and the hidden states of
+        `extra_rows` (tokens).
         """
         rows, tokens = shape.rows, shape.total_tokens
         packed, out = self.ragged.rows(rows, tokens), self.ragged.outputs(rows, tokens)
@@ -193,14 +200,19 @@ class StepBody:
         hidden = self._forward(inputs)
         if adapters is not None and self.adapters is not None and extra_rows is not None:
             adapters = self.adapters.of_rows(rows)
-        logits = self.decoder.logits(hidden[:rows], self._logits[:rows], adapters)
+        logits = self._logits_of(hidden[:rows], shape, adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]
 
-    def _scored(self, inputs: ForwardInputs, out: torch.Tensor) -> torch.Tensor:
-        """The logits of all tokens, in `out`."""
-        return self.tapes.run(inputs, lambda: self.decoder.logits(self._forward(inputs), out, inputs.adapters))
+    def _scored(self, inputs: ForwardInputs, shape: StepShape) -> torch.Tensor:
+        """The logits of all tokens."""
+        return self.tapes.run(inputs, lambda: self._logits_of(self._forward(inputs), shape, inputs.adapters))
+
+    def _logits_of(self, hidden: torch.Tensor, shape: StepShape, adapters: AdapterInputs | None) -> torch.Tensor:
+        """The logits of `hidden [S, H]`, or this rank's part, in the memory that rests."""
+        make = self.decoder.logits if shape.whole else self.decoder.own_logits
+        return make(hidden, self._logits[: len(hidden)], adapters)
 
     def _forward(self, inputs: ForwardInputs) -> torch.Tensor:
         """The model's pass; a head that drafts from its states keeps them."""
@@ -219,9 +231,10 @@ class StepBody:
     def choose(self, shape: StepShape, logits: torch.Tensor) -> None:
         """Sample a token for each row of the step that gave `logits`, with drafts several; scatter it to its slot."""
         rows, tokens, slots = shape.rows, shape.total_tokens, self.slots
+        sampler = self.sampler if shape.whole else self.sampler.of_part
         if shape.drafts and self.speculation is not None:
             row_slots = self.row_slots[:rows]
-            self.speculation.choose(logits, row_slots, shape.drafts, slots, self.sampler, shape.mode)
+            self.speculation.choose(logits, row_slots, shape.drafts, slots, sampler, shape.mode)
             if self._drafted is not None:
                 self._drafted.settle(row_slots, self.speculation.results(rows, shape.drafts)[:, 0])
             return
@@ -234,7 +247,7 @@ class StepBody:
             # Rows that end within their prompt sample nothing: a token of theirs must not count for penalties.
             sampled_slots = self.ragged.sampled_slots(rows, tokens)
             positions = out.positions.index_select(0, out.logits_rows)
-        sampled = self.sampler(logits, sampled_slots, positions, shape.mode)
+        sampled = sampler(logits, sampled_slots, positions, shape.mode)
         commit_tokens(row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], advance)
         if self.speculation is not None:
             self.speculation.record(sampled_slots, slots)

@@ -164,6 +164,10 @@ class Decoder:
         logits = self._scores(hidden, out, adapters)
         return logits if self._unused is None else logits.index_fill_(1, self._unused, -math.inf)
 
+    def own_logits(self, hidden: Tensor, out: Tensor, adapters: AdapterInputs | None = None) -> Tensor:
+        """What this rank has of the logits of `[S, H]` by itself, in memory of `out [S, V]`: of one rank all."""
+        return self.logits(hidden, out, adapters)
+
     def _scores(self, hidden: Tensor, out: Tensor | None, adapters: AdapterInputs | None) -> Tensor:
         """`logits` of all tokens, of those too that are never written."""
         spec = self.spec

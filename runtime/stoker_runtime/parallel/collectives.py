@@ -1,4 +1,4 @@
-"""What ranks exchange within a step: sums of their parts, shards of logits, states between stages, sampled tokens.
+"""What ranks exchange within a step: sums of their parts, logits, states between stages, sampled tokens.
 
 By NCCL on GPUs, where each exchange is queued on the device behind the kernels before it and can be part of a CUDA
 graph; sums of a few MiB by kernels of our own, where GPUs reach each other's memory, and of long prompts by copies
@@ -24,8 +24,9 @@ from torch._C._distributed_c10d import Store
 from torch.nn.functional import pad
 
 from stoker_kernels.all_reduce import NoPeers, PeerSums, RowShares, largest, peer_sums, row_shares
+from stoker_kernels.sampling import PEAK_DIGITS, PEAKS_DTYPE
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.parallel.place import LEADER, Place, even_part
+from stoker_runtime.parallel.place import DEALT, LEADER, Place, dealt_part, even_part, most_dealt
 from stoker_runtime.parallel.store import START_TIMEOUT
 
 log = logging.getLogger(__name__)
@@ -150,8 +151,18 @@ class Collectives:
         else:
             shard = torch.zeros((1, len(self.place.rows(vocab))), dtype=dtype, device=self._device)
             self.gather(shard, torch.empty((1, vocab), dtype=dtype, device=self._device))
+            if self.place.tensors > 1:
+                self._warm_sampling(vocab, dtype)
         self.share(torch.zeros(1, dtype=torch.int32, device=self._device))
         self.least(0)
+
+    def _warm_sampling(self, vocab: int, dtype: torch.dtype) -> None:
+        """What ranks exchange that sample together."""
+        self.sum(torch.zeros((1, self.place.tensors * PEAK_DIGITS), dtype=PEAKS_DTYPE, device=self._device))
+        rows = DEALT * self.place.tensors
+        shards = torch.zeros((rows, len(self.place.rows(vocab))), dtype=dtype, device=self._device)
+        self.deal(shards, vocab)
+        self.collect(torch.zeros(DEALT, dtype=torch.int32, device=self._device), rows)
 
     def sum(self, x: Tensor) -> Tensor:
         """`x`, in place the sum over the ranks of this stage."""
@@ -198,6 +209,29 @@ class Collectives:
             out[:, at : at + width] = part[:, :width]
             at += width
         return out
+
+    def deal(self, shard: Tensor, vocab: int) -> Tensor:
+        """Each rank's `[S, V / tensors]` → all logits `[R, V]` of the rows that are dealt to this one."""
+        place = self.place
+        rows = [len(dealt_part(len(shard), place.tensors, index)) for index in range(place.tensors)]
+        widths = [len(even_part(vocab, place.tensors, index)) for index in range(place.tensors)]
+        mine, own = rows[place.tensor], widths[place.tensor]
+        came = shard.new_empty(mine * vocab)
+        if not self._quiet:
+            takes, gives = [mine * width for width in widths], [count * own for count in rows]
+            dist.all_to_all_single(came, shard.reshape(-1), takes, gives, group=self._tensors)
+        parts = came.split([mine * width for width in widths])
+        return torch.cat([part.view(mine, width) for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def collect(self, tokens: Tensor, count: int) -> Tensor:
+        """The tokens of the rows that are dealt to each rank, int32 → those of all `count` rows."""
+        each = most_dealt(count, self.place.tensors)
+        everyone = tokens.new_empty(self.place.tensors * each)
+        if len(tokens) < each:
+            tokens = pad(tokens, (0, each - len(tokens)))
+        if not self._quiet:
+            dist.all_gather_into_tensor(everyone, tokens, group=self._tensors)
+        return everyone[:count]
 
     def send(self, state: Tensor) -> None:
         """Give the residual stream `[T, H]` to the next stage."""

@@ -1,12 +1,13 @@
 """The decoder of one rank: the same layers over its own heads and units, with sums over the ranks between.
 
 Invariants: every rank of a stage has the same residual stream. As `Decoder`, it neither waits for the device nor
-branches on values. Only the leader's logits are filled.
+branches on values. All logits are the leader's alone; each rank of the last stage has its columns of them.
 Knows nothing of how ranks exchange anything, nor of who samples.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,6 +41,7 @@ class RankDecoder(Decoder):
         super().__init__(spec, weights, device, dtype, max_model_len=max_model_len)
         self.collectives = collectives
         self._place = collectives.place
+        self._own_unused = None if self._unused is None else self._columns(self._unused)
         self.renew(weights)
         if not spec.parallel:
             self._stream = RankStream(spec, collectives)
@@ -68,9 +70,25 @@ class RankDecoder(Decoder):
             out = torch.empty((hidden.shape[0], self.spec.vocab), dtype=self.dtype, device=hidden.device)
         return super().logits(hidden, out, adapters) if self._place.is_last else out
 
+    def own_logits(self, hidden: Tensor, out: Tensor, adapters: AdapterInputs | None = None) -> Tensor:
+        """As `Decoder.own_logits`, `[S, V / tensors]`; before the last stage of the right shape alone."""
+        if self._place.tensors == 1:
+            return self.logits(hidden, out, adapters)
+        columns = len(self._place.rows(self.spec.vocab))
+        own = out.view(-1)[: len(out) * columns].view(len(out), columns)
+        if not self._place.is_last:
+            return own
+        own = super()._scores(hidden, own, adapters)
+        return own if self._own_unused is None else own.index_fill_(1, self._own_unused, -math.inf)
+
     def _scores(self, hidden: Tensor, out: Tensor | None, adapters: AdapterInputs | None) -> Tensor:
         assert out is not None, "shards are gathered to a place"
         return self.collectives.gather(super()._scores(hidden, None, adapters), out)
+
+    def _columns(self, ids: Tensor) -> Tensor:
+        """Where those of `ids` that are in this rank's part of the vocabulary stand in it."""
+        rows = self._place.rows(self.spec.vocab)
+        return ids[(ids >= rows.start) & (ids < rows.stop)] - rows.start
 
     def _of_all(self, means: Tensor, sharing: int) -> Tensor:
         # Ranks that share are neighbours: each lot of them has columns of its own in what all ranks sum.

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEADER = 0
+DEALT = 4
+"""Rows are dealt by fours, so that an int32 a row begins at 16 bytes for all: another alignment is another kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,27 @@ class Place:
         """This rank's rows of a vocabulary of `count`: as even as can be."""
         return even_part(count, self.tensors, self.tensor)
 
+    def dealt(self, count: int) -> range:
+        """This rank's rows of a step that samples `count`."""
+        return dealt_part(count, self.tensors, self.tensor)
+
 
 def even_part(count: int, parts: int, index: int) -> range:
     """Part `index` of `count` things in `parts` neighbouring parts, of which the first have one more if it must be."""
     least, more = divmod(count, parts)
     start = index * least + min(index, more)
     return range(start, start + least + (index < more))
+
+
+def dealt_part(count: int, parts: int, index: int) -> range:
+    """Part `index` of `count` rows, of which each but the last ones has as many, a multiple of `DEALT`."""
+    each = most_dealt(count, parts)
+    return range(min(index * each, count), min((index + 1) * each, count))
+
+
+def most_dealt(count: int, parts: int) -> int:
+    """The rows of each of `parts`, the last ones' filled up."""
+    return -(-count // (parts * DEALT)) * DEALT
 
 
 def places(tensors: int, stages: int, *, whole_experts: bool = False, nodes: int = 1) -> list[Place]:

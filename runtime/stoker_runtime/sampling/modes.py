@@ -8,3 +8,5 @@ ADJUST = "adjust"
 TYPICAL = "typical"
 MASKED = "masked"
 MODES = (GREEDY, SAMPLE, ADJUST, TYPICAL, MASKED)
+BY_ALL = (GREEDY, SAMPLE)
+"""Those that need nothing but what each of several ranks has: no count of what was sampled, and no mask."""

@@ -105,6 +105,10 @@ class Sampler:
                 typical_mask(logits, self._state, row_slots, positions, bitmask)
         return sample(logits, self._state, row_slots, positions, adjust=mode not in (GREEDY, SAMPLE), bitmask=bitmask)
 
+    def of_part(self, own: Tensor, row_slots: Tensor, positions: Tensor, mode: str) -> Tensor:
+        """The same by all ranks, in a mode of `BY_ALL`, from what `Decoder.own_logits` gives."""
+        return self(own, row_slots, positions, mode)
+
     def rehearse(self, logits: Tensor, row_slots: Tensor, positions: Tensor) -> None:
         """Take every way through at once, and set a slot, whatever the slots ask for: for a rehearsal."""
         argmax(logits)

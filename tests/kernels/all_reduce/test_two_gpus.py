@@ -76,6 +76,35 @@ def test_the_sums_of_the_definition(tmp_path: Path) -> None:
     spawn(rank_main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)
 
 
+def sizes_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
+    """Rows as narrow as peaks of parts and as wide as a model's, from 16 KiB to 32 MiB, each size by chance."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
+    sums = peer_sums(device, rank, ranks, exchange)
+    draw, taken = random.Random(seed), []
+    for step in range(2 * STEPS):
+        width = draw.choice((8 * ranks, 8 * draw.randint(3, 90), 8 * draw.randint(91, 1400)))
+        rows = max(1, int(2 ** draw.uniform(14, 25)) // (2 * width))
+        generator = torch.Generator(device).manual_seed(seed + step)
+        parts = [torch.randn(rows, width, generator=generator, device=device).bfloat16() for _ in range(ranks)]
+        own = parts[rank].clone()
+        size = own.nbytes
+        assert sums.serves(own) == (size <= largest(ranks)), (rows, width)
+        if size <= largest(ranks):
+            taken.append(size)
+            assert torch.equal(sums.sum(own), reference.total(parts)), (rows, width)
+    assert min(taken) < 1 << 16
+    assert max(taken) > largest(ranks) // 4
+    sums.close(exchange)
+
+
+def test_sums_of_every_size(tmp_path: Path) -> None:
+    ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
+    print(f"seed {seed}")
+    spawn(sizes_main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)
+
+
 def shares_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     """Exchange after exchange of other sizes, each rank with pauses of its own before what it gives."""
     device = torch.device("cuda", rank)

@@ -11,9 +11,11 @@ from stoker_kernels.sampling import (
     SlotSampling,
     pack_slot_sampling,
     reference,
+    reference_parts,
     reference_typical,
     typical,
 )
+from stoker_kernels.sampling.parts import PEAK_DIGITS
 from stoker_kernels.sampling.state import CANDIDATES, TILE
 
 SLOTS = 8
@@ -153,6 +155,33 @@ def test_argmax_matches(vocab: int, dtype: torch.dtype, device: torch.device) ->
     assert sampling.argmax(logits.to(device), out=out) is out
     assert out[1] == 0
     assert out[2] == vocab // 2 or logits[2, : vocab // 2].max() == logits[2].max()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # by NumPy, in the interpreter
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("vocab", "parts"), [(5, 2), (1003, 3), (2 * TILE + 7, 2), (4021, 7)])
+def test_the_peaks_of_parts_match(vocab: int, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Each part's peaks are the reference's, and the best of all of them the argmax of the whole."""
+    logits = _logits(7, vocab, 2.0, dtype)
+    logits[0] = logits[0].round()  # equals
+    logits[1] = -0.0
+    logits[1, vocab // 2] = 0.0
+    logits[2] = -torch.inf
+    logits[3] = torch.nan
+    logits[4, [vocab // 2, vocab - 1]] = torch.inf
+    logits[5] -= 300.0
+    widths = [vocab // parts + (part < vocab % parts) for part in range(parts)]
+    total, first = torch.zeros(7, parts * PEAK_DIGITS), 0
+    for part, own in enumerate(logits.split(widths, dim=1)):
+        mine = sampling.part_peaks(own.contiguous().to(device), first, part, parts).cpu()
+        assert torch.equal(mine, reference_parts.part_peaks(own.contiguous(), first, part, parts))
+        total, first = total + mine, first + widths[part]
+    summed = total.bfloat16()
+    tokens = reference.argmax(logits).tolist()
+    assert sampling.best_peak(summed.to(device)).tolist() == tokens
+    assert reference_parts.best_peak(summed).tolist() == tokens
+    assert tokens[1:4] == [0, 0, 0]
+    assert tokens[4] == vocab // 2
 
 
 @pytest.mark.parametrize(("vocab", "top"), [(30, 0), (30, 20), (TILE + 9, 5)])

@@ -17,13 +17,16 @@ from stoker_kernels.sampling import (
     SlotSampling,
     apply_slot_sampling,
     argmax,
+    best_peak,
     compiled_argmax,
     pack_slot_sampling,
+    part_peaks,
     reference,
     sample,
     token_logprobs,
     typical_mask,
 )
+from stoker_kernels.sampling.parts import PEAK_DIGITS
 
 CPU = torch.device("cpu")
 VOCAB = 24
@@ -294,6 +297,20 @@ def test_logprobs_are_log_softmax() -> None:
 def test_argmax_takes_the_lowest_of_equals() -> None:
     logits = torch.tensor([[1.0, 5.0, 5.0], [float("nan"), -1.0, -2.0]])
     assert argmax(logits).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_best_peak_of_parts_is_the_argmax_of_the_whole(dtype: torch.dtype) -> None:
+    for _ in range(60):
+        rows, parts = random.randint(0, 5), random.randint(1, 9)
+        widths = [random.randint(1, 90) for _ in range(parts)]
+        logits = (torch.randn(rows, sum(widths)) * random.choice([0.0, 2.0, 50.0])).round().to(dtype)  # with equals
+        for value in random.sample([float("nan"), float("inf"), -float("inf"), 6e4, -0.0], random.randint(0, 5)):
+            logits[torch.rand(logits.shape) < random.choice([0.01, 0.3, 1.0])] = value
+        peaks = torch.zeros(rows, parts * PEAK_DIGITS, dtype=torch.bfloat16)
+        for part, own in enumerate(logits.split(widths, dim=1)):
+            peaks += part_peaks(own.contiguous(), sum(widths[:part]), part, parts)
+        assert best_peak(peaks).tolist() == argmax(logits).tolist()
 
 
 @pytest.mark.skipif(cc.refusal("cpu_argmax") is not None, reason=f"{cc.refusal('cpu_argmax')}")

@@ -27,7 +27,7 @@ from stoker_kernels.launch.triton_kernel import PrecompiledKernel
 from stoker_kernels.moe import operands, triton_experts
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.quant import Int8Weight, LinearWeight, Quantized, quantize_fp8, quantize_int8_rows
-from stoker_kernels.sampling import token_logprobs
+from stoker_kernels.sampling import best_peak, part_peaks, token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
@@ -58,6 +58,7 @@ from stoker_runtime.models.quantization.integer_checkpoint import read_gptq
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.place import even_part
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.sampling.modes import ADJUST, GREEDY, SAMPLE, TYPICAL
 from stoker_runtime.step.batch import Batch, SlotAssign
@@ -499,4 +500,22 @@ def test_what_a_rehearsal_finds_serves_every_step(
     run_everything(body, table)
     launched = recorder.take().values()
     missing = [f"{wanted.kernel}: {ready.reason(wanted)}" for wanted in launched if ready.find(wanted) is None]
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize("parts", [2, 4, 7])
+@pytest.mark.parametrize("vocab", [151_936, 128_009])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_ranks_that_sample_together_compile_nothing(
+    dtype: torch.dtype, vocab: int, parts: int, recorder: Recorder, index: Index
+) -> None:
+    """Their peaks are found by kernels that are compiled ahead, whichever part is whose."""
+    for part in range(parts):
+        columns = even_part(vocab, parts, part)
+        for rows in (1, 5):
+            best_peak(part_peaks(torch.empty((rows, len(columns)), dtype=dtype), columns.start, part, parts))
+    launched = recorder.wanted.values()
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    names = {wanted.kernel.rpartition(".")[2] for wanted in launched}
+    assert names == {"tile_max_kernel", "part_peak_kernel", "best_peak_kernel"}
     assert not missing, "\n".join(sorted(missing))

@@ -204,23 +204,30 @@ def test_roles_cover_what_is_quantized() -> None:
 
 @pytest.mark.parametrize("tensors", [2, 3])
 def test_a_step_s_memory_counts_the_shards_of_logits(tensors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the tensors that gathering makes: every one is asked for while the count runs."""
+    """By the tensors that gathering makes, or dealing: every one is asked for while the count runs."""
     spec = build_spec(read_source("shape:tiny"))
     spec = replace(spec, heads=6, kv_heads=6, ffn=96, vocab=random.choice([4001, 4003]))
     config = resolve(EngineConfig(model="shape:tiny", dtype="float32", max_num_seqs=9), spec, "cpu")
     for place in places(tensors, 1):
         made: list[Tensor] = []
+        dealt: list[Tensor] = []
 
         def gather(shard: Tensor, parts: list[Tensor] | None, *, made: list[Tensor] = made, **_: Any) -> None:
             made.extend([shard, *(parts or ())])
 
+        def give(came: Tensor, *_: Any, dealt: list[Tensor] = dealt, **__: Any) -> None:
+            dealt.append(came)
+
         ends = Collectives.__new__(Collectives)
         ends.place, ends._quiet, ends._tensors = place, False, None
         monkeypatch.setattr(torch.distributed, "gather", gather)
+        monkeypatch.setattr(torch.distributed, "all_to_all_single", give)
         own = torch.zeros(9, len(place.rows(spec.vocab)))
         ends.gather(own, torch.zeros(9, spec.vocab))
         made += [own] if made[0] is not own else []
-        assert gather_bytes(config, split_spec(spec, place), 9) == sum(each.nbytes for each in made)
+        dealt.append(ends.deal(own, spec.vocab))
+        most = max(sum(each.nbytes for each in tensors) for tensors in (made, dealt))
+        assert gather_bytes(config, split_spec(spec, place), 9) == most
     assert gather_bytes(config, spec, 9) == 0
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.runtime.models import test_fp8_checkpoint as fp8
 from tests.runtime.parallel.test_quantized_cut import random_model
 from tests.runtime.ranks.test_tokens import SIZES, alone
@@ -19,6 +20,7 @@ from tests.runtime.weights import test_fp4_checkpoint as fp4
 from tests.runtime.weights import test_int8_checkpoint as int8
 
 from stoker_runtime import LLM
+from stoker_runtime import SamplingParams as OfflineParams
 from stoker_runtime.request import SamplingParams
 
 Ranks = Callable[..., LLM]
@@ -53,6 +55,7 @@ def assert_tokens(model: Path, ranks: Ranks, form: str) -> None:
 
 NEAR = 0.7
 """Of first tokens; 69 to 79 of 80 were seen."""
+ALIKE = 0.97
 
 
 @pytest.mark.parametrize("form", ["block", "compressed-block", "fbgemm", "compressed-channel", "tensor", "int8"])
@@ -75,3 +78,31 @@ def test_eight_bits_on_both_sides_give_nearly_all_first_tokens_of_one_rank(
     print(f"{same} of {len(asked)}, of {len({tuple(each) for each in whole})} tokens")
     assert len({tuple(each) for each in whole}) > 8
     assert same >= NEAR * len(asked)
+
+
+@pytest.mark.parametrize("form", ["block", "tensor"])
+def test_prompts_are_scored_in_fp8_as_one_rank_scores_them(
+    form: str, dense: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Greedy tokens of a random model may swap places; what it thinks of a text may move by roundings alone."""
+    stored, _ = fp8.quantized(dense, form)
+    model = str(fp8.write(tmp_path, dense, stored, fp8.FORMATS[form][0]))
+    asked = [{"prompt_token_ids": each} for each in prompts(3 * len(form), 12)]
+    asking = {"max_tokens": 5, "ignore_eos": True, "logprobs": 1, "prompt_logprobs": 0}
+    params = OfflineParams(temperature=0.0, detokenize=False, **asking)
+
+    def scores(llm: LLM) -> torch.Tensor:
+        records = llm.generate(asked, params, use_tqdm=False)
+        assert all(len(record.outputs[0].logprobs) == 5 for record in records)
+        told = [each for record in records for each in record.prompt_logprobs[1:]]
+        return torch.tensor([entry.logprob for each in told for entry in each.values()])
+
+    with LLM(model, device="cpu", dtype="float32", page_size=16, cpu_threads=1, **SIZES) as llm:
+        whole = scores(llm)
+    with ranks(model, **SIZES, tensor_parallel_size=2) as llm:
+        cut = scores(llm)
+    assert cut.shape == whole.shape
+    alike, apart = float(torch.corrcoef(torch.stack((cut, whole)))[0, 1]), float((cut - whole).abs().mean())
+    print(f"{len(cut)} tokens: correlation {alike:.4f}, apart by {apart:.4f} of {float(whole.std()):.3f}")
+    assert alike > ALIKE
+    assert apart < 0.3 * float(whole.std())

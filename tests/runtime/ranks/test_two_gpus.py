@@ -13,6 +13,7 @@ import re
 import secrets
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,6 +90,33 @@ def test_two_gpus_give_the_tokens_of_one(shape: str, options: dict[str, Any]) ->
     same = sum(mine[0] == theirs[0] for mine, theirs in zip(cut, whole, strict=True))
     near = NEAR_FP8 if options.get("quantization") == "fp8" else NEAR
     assert same >= near * len(prompts), (same, len(prompts))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ("qwen2.5-7b@3", {}),
+        ("qwen2.5-7b@3", {"quantization": "fp8", "quantize_head": "fp8"}),
+        ("qwen2.5-7b@3", {"disable_custom_all_reduce": True}),
+        ("qwen3-30b-a3b@2", {"batch_invariant": True}),
+        ("llama-3.1-8b@3", {"dtype": "float16"}),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ranks_that_sample_together_choose_what_the_leader_does(
+    shape: str, options: dict[str, Any], temperature: float
+) -> None:
+    """Who asks for log-probabilities has all logits gathered on one GPU, which samples; eager, then in graphs."""
+    prompts, params = workload(1000)
+    drawn = [replace(each, temperature=temperature, top_p=0.9, seed=at) for at, each in enumerate(params)]
+    scored = [replace(each, logprobs=0) for each in drawn]
+    with LLM(f"shape:{shape}", **SIZES | options, tensor_parallel_size=2) as llm:
+        for _ in range(3):
+            together = llm.generate_tokens(prompts, drawn)
+            assert together == llm.generate_tokens(prompts, scored)
+            while llm.engine.executor.idle():
+                pass
+    assert len({tuple(each) for each in together}) > 1
 
 
 LONG: dict[str, Any] = SIZES | {"max_model_len": 16_000, "num_gpu_blocks": 4000, "max_num_batched_tokens": 16_000}

@@ -10,7 +10,7 @@ Knows nothing of batches, and of who decides about caps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.sampling.modes import GREEDY
 from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.step.batch import SlotAssign
+
+Sample = Callable[[Tensor, Tensor, Tensor, str], Tensor]
+"""A `Sampler`, or its `of_part`."""
 
 
 class SpeculationState:
@@ -112,9 +115,9 @@ class SpeculationState:
         return out
 
     def choose(
-        self, logits: Tensor, row_slots: Tensor, k: int, slots: SlotTensors, sampler: Sampler, mode: str
+        self, logits: Tensor, row_slots: Tensor, k: int, slots: SlotTensors, sampler: Sample, mode: str
     ) -> None:
-        """Sample each row's tokens from `logits [(k+1)·rows, V]`, and take over those that count."""
+        """Sample each row's tokens from `logits [(k+1)·rows, V]`, or a rank's part, and take over those that count."""
         rows = len(row_slots)
         drafts, sampled = self.drafts(rows, k), self.sampled[: (k + 1) * rows].view(k + 1, rows)
         if mode == GREEDY:
@@ -127,7 +130,7 @@ class SpeculationState:
         )
 
     def _sample_in_turn(
-        self, logits: Tensor, row_slots: Tensor, sampled: Tensor, drafts: Tensor, sampler: Sampler, mode: str
+        self, logits: Tensor, row_slots: Tensor, sampled: Tensor, drafts: Tensor, sampler: Sample, mode: str
     ) -> None:
         """One column after the other: penalties count the tokens before, and those alone that are accepted."""
         k, rows = drafts.shape

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stoker_runtime.sampling.modes import BY_ALL, GREEDY
 from stoker_runtime.step.batch import Batch
 
 # Prefill rows of a graph: short prompts that arrive together. Padded rows cost only their share of the output head.
@@ -30,7 +31,7 @@ class StepShape:
     """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode.
 
     `adapters`: at least one row goes through an adapter. Where there are `drafts`, each row decodes its last token and
-    so many drafts.
+    so many drafts. `scored`: log-probabilities are wanted of what several ranks would sample together.
     """
 
     decodes: int
@@ -39,6 +40,13 @@ class StepShape:
     mode: str
     adapters: bool = False
     drafts: int = 0
+    scored: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether one rank needs all logits, and samples; else all ranks do, each from its part of them."""
+        # Tokens of drafts are sampled in turn, in as many exchanges; greedy ones all at once.
+        return self.scored or self.mode not in BY_ALL or (self.drafts > 0 and self.mode != GREEDY)
 
     @property
     def rows(self) -> int:
