@@ -195,8 +195,13 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
     return inputs.group, inputs.q.shape[2], inputs.page_shift, *pattern_sizes(inputs)
 
 
-def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
+def unpack_of(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> int:
+    """How a kernel of this configuration unpacks e4m3; 0 for other caches."""
     unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if config.cvt else UNPACK_PAIRS
+    return int(unpack.value) if inputs.fp8 else 0
+
+
+def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
     return {
         "BLOCK_D": tile_dim(inputs.q.shape[2]) // (2 if inputs.fp8 else 1),
         "GROUP": inputs.group if tuned(inputs) else 0,
@@ -210,5 +215,5 @@ def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str
         "SLOPES": inputs.slopes is not None,
         "PATTERN": inputs.pattern is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "UNPACK": unpack.value if inputs.fp8 else 0,
+        "UNPACK": unpack_of(inputs, config),
     }

@@ -9,14 +9,14 @@ Must never know: models, requests, who shares pages and why. What a step tells i
 
 from stoker_kernels.shared_prefix.config import prefix_pays, prefix_refusal
 from stoker_kernels.shared_prefix.op import cut_prefix, shared_prefix_attention
-from stoker_kernels.shared_prefix.space import PrefixSpace, prefix_space, prefix_space_bytes
+from stoker_kernels.shared_prefix.space import PrefixSizes, PrefixSpace, prefix_space
 
 __all__ = [
+    "PrefixSizes",
     "PrefixSpace",
     "cut_prefix",
     "prefix_pays",
     "prefix_refusal",
     "prefix_space",
-    "prefix_space_bytes",
     "shared_prefix_attention",
 ]

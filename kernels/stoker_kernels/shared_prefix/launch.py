@@ -13,16 +13,14 @@ from torch import Tensor
 from stoker_kernels.attention import choose
 from stoker_kernels.attention.inputs import Inputs, refuse_misread
 from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore, SharedPrefix
-from stoker_kernels.attention.triton_launch import LOG2E, exact, tile_dim
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
-from stoker_kernels.launch.dispatch import interpreting
+from stoker_kernels.attention.triton_launch import LOG2E, exact, tile_dim, unpack_of
 from stoker_kernels.launch.pdl import launch_options
 from stoker_kernels.shared_prefix.config import tile_of
 from stoker_kernels.shared_prefix.space import PrefixSpace
 from stoker_kernels.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
 
 
-def cut_prefix(meta: AttentionMeta, space: PrefixSpace, *, page_size: int) -> None:
+def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> None:
     """`stoker_kernels.shared_prefix.op.cut_prefix`, what it writes, on a GPU."""
     pages = space.table.shape[1]
     cut_prefix_kernel[(meta.num_decodes, triton.cdiv(pages, CUT_PAGES))](
@@ -34,7 +32,7 @@ def cut_prefix(meta: AttentionMeta, space: PrefixSpace, *, page_size: int) -> No
         space.lens,
         meta.page_table.stride(0),
         pages,
-        page_size.bit_length() - 1,
+        space.sizes.page_size.bit_length() - 1,
         BLOCK=CUT_PAGES,
         num_warps=4,
         **launch_options(space.table.device),
@@ -72,7 +70,6 @@ def launch_prefix(inputs: Inputs, meta: AttentionMeta, shared: SharedPrefix, res
     q, k = inputs.q, inputs.k_cache
     rows, num_kv_heads, group, head_dim = meta.num_decodes, k.shape[1], inputs.group, q.shape[2]
     config = tile_of(rows, group, head_dim, inputs.kv_bytes)
-    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if config.cvt else UNPACK_PAIRS
     shared_prefix_kernel[(triton.cdiv(rows * group, config.block_m), results.parts, num_kv_heads)](
         q,
         k,
@@ -102,7 +99,7 @@ def launch_prefix(inputs: Inputs, meta: AttentionMeta, shared: SharedPrefix, res
         WHOLE=exact(inputs) and k.shape[2] >= config.block_n,
         FP8=inputs.fp8,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
-        UNPACK=unpack.value if inputs.fp8 else 0,
+        UNPACK=unpack_of(inputs, config),
         num_warps=config.num_warps,
         **launch_options(q.device),
     )

@@ -19,7 +19,6 @@ from torch import Tensor
 from stoker_kernels.attention import AttentionMeta
 from stoker_kernels.attention.meta import SharedPrefix
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.shared_prefix.config import parts_of
 from stoker_kernels.shared_prefix.space import PrefixSpace
 
 _FOLDER = "stoker_kernels.shared_prefix"
@@ -33,9 +32,7 @@ for _op, _dtypes in _DTYPES.items():
     register(_op, "reference", f"{_FOLDER}.reference:{_op}", reference_supports)
 
 
-def cut_prefix(
-    meta: AttentionMeta, space: PrefixSpace, *, page_size: int, num_kv_heads: int, head_dim: int, kv_bytes: int
-) -> AttentionMeta:
+def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> AttentionMeta:
     """The step of decode rows `meta` without the `space.keys` keys that all its rows begin with, to be planned.
 
     Writes what each row has of its own into `space`: its pages behind the prefix, and how many keys lie there.
@@ -47,10 +44,8 @@ def cut_prefix(
             f"a prefix is shared by up to {len(space.lens)} decode rows; this step has {rows}, of {len(meta.seq_lens)} "
             "rows in all"
         )
-    select("cut_prefix", space.table.device, space.table.dtype)(meta, space, page_size=page_size)
-    heads = meta.workspace.partial.shape[1]
-    parts = parts_of(rows, num_kv_heads, heads // num_kv_heads, head_dim, kv_bytes)
-    shared = SharedPrefix(space.keys, meta.page_table, meta.seq_slots, space.results(rows, heads, head_dim, parts))
+    select("cut_prefix", space.table.device, space.table.dtype)(meta, space)
+    shared = SharedPrefix(space.keys, meta.page_table, meta.seq_slots, space.results(rows))
     return replace(meta, page_table=space.table, seq_slots=space.rows[:rows], seq_lens=space.lens[:rows], shared=shared)
 
 

@@ -16,9 +16,9 @@ from stoker_kernels.attention.reference import reference_attention
 from stoker_kernels.shared_prefix.space import PrefixSpace
 
 
-def cut_prefix(meta: AttentionMeta, space: PrefixSpace, *, page_size: int) -> None:
+def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> None:
     """`stoker_kernels.shared_prefix.op.cut_prefix`, what it writes, on any device."""
-    shared, rows = int(space.keys), meta.num_decodes
+    shared, rows, page_size = int(space.keys), meta.num_decodes, space.sizes.page_size
     space.lens[:rows] = (meta.seq_lens - shared).clamp_min(0)
     pages = shared // page_size
     for row, (slot, keys) in enumerate(zip(meta.seq_slots.tolist(), space.lens[:rows].tolist(), strict=True)):

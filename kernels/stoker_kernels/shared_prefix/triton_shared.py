@@ -117,7 +117,7 @@ def shared_prefix_kernel(
     share = tl.cdiv(tl.cdiv(keys, parts), BLOCK_N) * BLOCK_N
     start = part * share
     end = tl.minimum(start + share, keys)
-    # Of a step of padding alone there is no line, and no page is read.
+    # Of a step of padding alone line 0 may be read, whose pages there are; for nothing.
     slot = tl.maximum(tl.load(seq_slots_ptr), 0).to(tl.int64)
     page_row = page_table_ptr + slot * page_table_stride
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)

@@ -33,6 +33,7 @@ from stoker_kernels.quant import (
     activation_type,
 )
 from stoker_kernels.rope import qk_norm_rope_kv_write
+from stoker_kernels.shared_prefix import shared_prefix_attention
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.activation import Activation
@@ -279,20 +280,20 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
-        output = paged_attention(
-            query,
-            k_cache,
-            v_cache,
-            pages.attention,
-            scale=spec.attention_scale,
-            window=spec.windows[index],
-            softcap=spec.attention_softcap,
-            sinks=layer.sinks,
-            slopes=self._slopes,
-            pattern=self._patterns[index],
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        operands = (query, k_cache, v_cache, pages.attention)
+        scales = {"scale": spec.attention_scale, "k_scale": k_scale, "v_scale": v_scale}
+        if pages.attention.shared is not None:
+            output = shared_prefix_attention(*operands, **scales)
+        else:
+            output = paged_attention(
+                *operands,
+                **scales,
+                window=spec.windows[index],
+                softcap=spec.attention_softcap,
+                sinks=layer.sinks,
+                slopes=self._slopes,
+                pattern=self._patterns[index],
+            )
         heads = output.view(output.shape[0], spec.q_size)
         return heads if gate is None else sigmoid_mul(heads, gate)
 

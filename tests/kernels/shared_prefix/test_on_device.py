@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.kernels.attention.batches import NO_PAGE, AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import AttentionMeta, plan_attention
+from stoker_kernels.attention import plan_attention
 from stoker_kernels.attention.meta import attention_workspace
 from stoker_kernels.attention.reference import reference_attention
-from stoker_kernels.shared_prefix import PrefixSpace, cut_prefix, prefix_space, shared_prefix_attention
+from stoker_kernels.shared_prefix import PrefixSizes, PrefixSpace, cut_prefix, prefix_space, shared_prefix_attention
 
 # Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -38,11 +38,14 @@ def sharing(shape: Shape, pages: int, own: list[int], device: torch.device, seed
 
 def space_of(batch: AttentionBatch, keys: int, max_rows: int) -> PrefixSpace:
     """Room for up to `max_rows` rows; what a step has to write holds pages that there are not."""
-    _, kv_heads, _, dim = batch.k.shape
-    space = prefix_space(
-        max_rows, batch.meta.page_table.shape[1], num_q_heads=batch.q.shape[1], num_kv_heads=kv_heads, head_dim=dim,
-        kv_bytes=batch.k.element_size(), device=batch.q.device,
-    )  # fmt: skip
+    _, kv_heads, page, dim = batch.k.shape
+    sizes = PrefixSizes(
+        max_rows, batch.meta.page_table.shape[1], page, batch.q.shape[1], kv_heads, dim, batch.k.element_size()
+    )
+    space = prefix_space(sizes, batch.q.device)
+    assert sum(each.nbytes for each in (space.keys, space.table, space.lens, space.rows, space.values, space.lse)) == (
+        sizes.nbytes
+    )
     space.keys.fill_(keys)
     space.table.fill_(NO_PAGE)
     space.lens.fill_(-7)
@@ -51,17 +54,10 @@ def space_of(batch: AttentionBatch, keys: int, max_rows: int) -> PrefixSpace:
     return space
 
 
-def cut(batch: AttentionBatch, space: PrefixSpace) -> AttentionMeta:
-    _, kv_heads, page, dim = batch.k.shape
-    return cut_prefix(
-        batch.meta, space, page_size=page, num_kv_heads=kv_heads, head_dim=dim, kv_bytes=batch.k.element_size()
-    )
-
-
 def check(batch: AttentionBatch, keys: int, *, planned: bool = False, extra_rows: int = 0) -> torch.Tensor:
     """The op's result, after its comparison with plain attention over the whole page table in fp32."""
     _, kv_heads, _, dim = batch.k.shape
-    meta = cut(batch, space_of(batch, keys, len(batch.rows) + extra_rows))
+    meta = cut_prefix(batch.meta, space_of(batch, keys, len(batch.rows) + extra_rows))
     if planned:
         meta = plan_attention(
             meta, num_tokens=len(batch.q), num_kv_heads=kv_heads, head_dim=dim, kv_dtype=batch.k.dtype
@@ -130,7 +126,8 @@ def test_padding_alone_reads_no_page(device: torch.device) -> None:
     slots, lens = torch.full_like(batch.meta.seq_slots, -1), torch.zeros_like(batch.meta.seq_lens)
     batch = replace(batch, meta=replace(batch.meta, seq_slots=slots, seq_lens=lens))
     out = torch.full_like(batch.q, float("nan"))
-    shared_prefix_attention(batch.q, batch.k, batch.v, cut(batch, space_of(batch, 0, 2)), out=out, **batch.options)
+    meta = cut_prefix(batch.meta, space_of(batch, 0, 2))
+    shared_prefix_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options)
     assert not out.any()
 
 
@@ -143,7 +140,7 @@ def test_queries_of_padding_may_be_anything(device: torch.device) -> None:
     batch = sharing(Shape(16, 2, 6, 64, HALF, HALF), 5, [3, 0, 50], device)
     batch.q[1] = float("nan")
     out = torch.full_like(batch.q, float("nan"))
-    meta = cut(batch, space_of(batch, 80, 3))
+    meta = cut_prefix(batch.meta, space_of(batch, 80, 3))
     shared_prefix_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options)
     assert torch.isfinite(out).all()
     assert not out[1].any()
@@ -154,17 +151,17 @@ def test_what_shares_nothing_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="no shared prefix; cut_prefix"):
         shared_prefix_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options)
     with pytest.raises(ValueError, match="up to 1 decode rows; this step has 2"):
-        cut(batch, space_of(batch, 32, 1))
+        cut_prefix(batch.meta, space_of(batch, 32, 1))
     chunked = random_batch(Shape(16, 2, 6, 64, HALF, HALF), [(1, 40), (3, 9)], decodes=1, device=device)
     with pytest.raises(ValueError, match="this step has 1, of 2 rows"):
-        cut(chunked, space_of(chunked, 16, 2))
+        cut_prefix(chunked.meta, space_of(chunked, 16, 2))
 
 
 def test_sharing_needs_plain_causal_attention(device: torch.device) -> None:
     from stoker_kernels.attention import choose
 
     batch = sharing(Shape(16, 2, 6, 64, HALF, HALF), 2, [3, 5], device)
-    meta = cut(batch, space_of(batch, 32, 2))
+    meta = cut_prefix(batch.meta, space_of(batch, 32, 2))
     assert meta.shared is not None
     results = meta.shared.results
     with pytest.raises(ValueError, match="go with no window"):
