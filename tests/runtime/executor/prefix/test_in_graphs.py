@@ -25,11 +25,8 @@ SHARED, ROWS = 3001, 27
 def build(**fields: Any) -> Executor:
     if (refusal := prefix_refusal(sm_of(torch.device("cuda", 0)), torch.bfloat16, torch.bfloat16)) is not None:
         pytest.skip(f"gpu: attention with a shared prefix is {refusal}")
-    return build_executor(
-        EngineConfig(
-            model="shape:qwen2.5-7b@3", device="cuda", max_model_len=8192, max_num_seqs=40, num_gpu_blocks=2000, **fields
-        )
-    )
+    sizes = {"max_model_len": 8192, "max_num_seqs": 40, "num_gpu_blocks": 2000}
+    return build_executor(EngineConfig(model="shape:qwen2.5-7b@3", device="cuda", **sizes, **fields))
 
 
 def run(loop: StepLoop, texts: list[tuple[int, ...]], counts: list[int]) -> list[Sequence]:
@@ -84,7 +81,7 @@ def test_graphs_of_any_prefix_generate_what_the_model_does(fields: dict[str, Any
 def test_the_flag_leaves_each_row_to_itself() -> None:
     executor = build(disable_cascade_attn=True)
     loop = StepLoop(executor, executor.config)
-    run(loop, [tuple(range(100, 100 + SHARED)) + (at,) for at in range(200, 220)], [30] * 20)
+    run(loop, [(*range(100, 100 + SHARED), at) for at in range(200, 220)], [30] * 20)
     assert loop.stats().shared_prefix_steps == 0
     assert not any(shape.shared for shape in executor.graphs._graphs)
     executor.close()
