@@ -195,10 +195,10 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
     return inputs.group, inputs.q.shape[2], inputs.page_shift, *pattern_sizes(inputs)
 
 
-def unpack_of(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> int:
-    """How a kernel of this configuration unpacks e4m3; 0 for other caches."""
-    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if config.cvt else UNPACK_PAIRS
-    return int(unpack.value) if inputs.fp8 else 0
+def unpack_of(*, fp8: bool, cvt: bool) -> int:
+    """How a kernel unpacks e4m3, `cvt` as of `DecodeConfig`; 0 for other caches."""
+    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
+    return int(unpack.value) if fp8 else 0
 
 
 def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
@@ -215,5 +215,5 @@ def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str
         "SLOPES": inputs.slopes is not None,
         "PATTERN": inputs.pattern is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "UNPACK": unpack_of(inputs, config),
+        "UNPACK": unpack_of(fp8=inputs.fp8, cvt=config.cvt),
     }

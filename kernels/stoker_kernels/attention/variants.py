@@ -32,6 +32,7 @@ from stoker_kernels.attention.config import (
 from stoker_kernels.attention.fixed import SPLIT, fixed_config
 from stoker_kernels.attention.meta import MAX_SHARES
 from stoker_kernels.attention.share_plan import share_plan_kernel
+from stoker_kernels.attention.shared_prefix.variants import register_prefix
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
@@ -257,6 +258,7 @@ register_aot(
 )
 for _dtype, _fp8, _form in itertools.product((FP16, BF16), (False, True), before_forms()):
     _register(90, Kind(_dtype, _fp8), _form)
+register_prefix(before_forms())
 for _dim, _windowed, _fp8 in itertools.product(EXACT_DIMS, (False, True), (False, True)):
     _register_fixed(90, Kind(BF16, _fp8), Form(_dim, window=_windowed))
 register_aot(

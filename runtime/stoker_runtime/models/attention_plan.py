@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.attention import AttentionMeta, AttentionWorkspace, plan_attention
+from stoker_kernels.attention import AttentionMeta, AttentionWorkspace, PrefixSpace, cut_prefix, plan_attention
 from stoker_kernels.latent_attention import plan_latent_attention
-from stoker_kernels.shared_prefix import PrefixSpace, cut_prefix
 from stoker_runtime.models.spec import ModelSpec
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.activation import scale_and_cap, sigmoid_mul
-from stoker_kernels.attention import BlockPattern, paged_attention
+from stoker_kernels.attention import BlockPattern, paged_attention, shared_prefix_attention
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
@@ -33,7 +33,6 @@ from stoker_kernels.quant import (
     activation_type,
 )
 from stoker_kernels.rope import qk_norm_rope_kv_write
-from stoker_kernels.shared_prefix import shared_prefix_attention
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.activation import Activation
@@ -280,19 +279,20 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
-        operands = (query, k_cache, v_cache, pages.attention)
-        scales = {"scale": spec.attention_scale, "k_scale": k_scale, "v_scale": v_scale}
+        operands, scale = (query, k_cache, v_cache, pages.attention), spec.attention_scale
         if pages.attention.shared is not None:
-            output = shared_prefix_attention(*operands, **scales)
+            output = shared_prefix_attention(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)
         else:
             output = paged_attention(
                 *operands,
-                **scales,
+                scale=scale,
                 window=spec.windows[index],
                 softcap=spec.attention_softcap,
                 sinks=layer.sinks,
                 slopes=self._slopes,
                 pattern=self._patterns[index],
+                k_scale=k_scale,
+                v_scale=v_scale,
             )
         heads = output.view(output.shape[0], spec.q_size)
         return heads if gate is None else sigmoid_mul(heads, gate)

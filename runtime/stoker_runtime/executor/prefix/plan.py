@@ -5,7 +5,7 @@ Invariants: pure; follows from the resolved settings and the model. Knows nothin
 
 from __future__ import annotations
 
-from stoker_kernels.shared_prefix import PrefixSizes
+from stoker_kernels.attention import PrefixSizes
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec

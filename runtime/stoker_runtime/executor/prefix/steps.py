@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker_kernels.attention import PrefixSpace, prefix_pays, prefix_refusal, prefix_space
 from stoker_kernels.launch.dispatch import sm_of
-from stoker_kernels.shared_prefix import PrefixSpace, prefix_pays, prefix_refusal, prefix_space
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.prefix.pages import CommonPages
 from stoker_runtime.executor.prefix.plan import model_refusal, prefix_sizes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_kernels.attention import prefix_refusal
 from stoker_kernels.launch.dispatch import sm_of
-from stoker_kernels.shared_prefix import prefix_refusal
 from stoker_runtime.bench.verify import TOLERANCE_BF16, TOLERANCE_FP8_KV, Tolerance, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop

@@ -14,8 +14,7 @@ import pytest
 import torch
 from tests.runtime.executor.published_configs import PUBLISHED
 
-from stoker_kernels.attention import attention_workspace_bytes
-from stoker_kernels.shared_prefix import prefix_pays, prefix_refusal
+from stoker_kernels.attention import attention_workspace_bytes, prefix_pays, prefix_refusal
 from stoker_runtime.bench.verify import Tolerance, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop

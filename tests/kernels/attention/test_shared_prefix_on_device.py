@@ -12,7 +12,13 @@ from tests.kernels.attention.batches import NO_PAGE, AttentionBatch, Shape, rand
 from stoker_kernels.attention import plan_attention
 from stoker_kernels.attention.meta import attention_workspace
 from stoker_kernels.attention.reference import reference_attention
-from stoker_kernels.shared_prefix import PrefixSizes, PrefixSpace, cut_prefix, prefix_space, shared_prefix_attention
+from stoker_kernels.attention.shared_prefix import (
+    PrefixSizes,
+    PrefixSpace,
+    cut_prefix,
+    prefix_space,
+    shared_prefix_attention,
+)
 
 # Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

@@ -16,12 +16,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.attention.meta import SharedPrefix
+from stoker_kernels.attention.meta import AttentionMeta, SharedPrefix
+from stoker_kernels.attention.shared_prefix.space import PrefixSpace
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.shared_prefix.space import PrefixSpace
 
-_FOLDER = "stoker_kernels.shared_prefix"
+_FOLDER = "stoker_kernels.attention.shared_prefix"
 _DTYPES = {
     "cut_prefix": (torch.int32,),
     "shared_prefix_attention": (torch.bfloat16, torch.float16, torch.float32),

@@ -6,13 +6,13 @@ Knows nothing of tensors but their types.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from stoker_kernels.attention.config import SHORT_CHUNK, PrefillConfig, prefill_config
 from stoker_kernels.launch.chip import chip_of
 
 SM = 90
-LONG_CHUNK = 8192
 # Queries (rows · heads of the group) from which on tiles of 128 are filled better than those of 64.
 WIDE_QUERIES = 256
 # Parts of the keys, at most: each is read back by the row's own kernel.
@@ -24,9 +24,24 @@ READ_BYTES_PER_SECOND = 4.5e12
 EXTRA_SECONDS = 8e-6
 
 
-def tile_of(rows: int, group: int, head_dim: int, kv_bytes: int) -> PrefillConfig:
-    """The tile for `rows` rows of `group` query heads a KV head: that of a chunk, which this is, causality aside."""
-    return prefill_config(head_dim, kv_bytes, SM, LONG_CHUNK if rows * group > WIDE_QUERIES else SHORT_CHUNK)
+@dataclass(frozen=True, slots=True)
+class PrefixTile:
+    """`block_m` queries against `block_n` keys; the rest as of `DecodeConfig`."""
+
+    block_m: int = 64
+    block_n: int = 64
+    num_warps: int = 4
+    stages: int = 5
+    cvt: bool = False
+
+
+def tile_of(rows: int, group: int, head_dim: int, kv_bytes: int) -> PrefixTile:
+    """The tile for `rows` rows of `group` query heads a KV head: those of chunks, which this is, causality aside."""
+    if head_dim > 128 or kv_bytes > 2:
+        return PrefixTile(block_n=32, stages=3)
+    if kv_bytes == 1 or rows * group <= WIDE_QUERIES:
+        return PrefixTile(cvt=kv_bytes == 1)
+    return PrefixTile(block_m=128, num_warps=8)
 
 
 def parts_of(rows: int, num_kv_heads: int, group: int, head_dim: int, kv_bytes: int) -> int:

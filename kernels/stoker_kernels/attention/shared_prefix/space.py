@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.attention.meta import ResultsBefore
-from stoker_kernels.shared_prefix.config import parts_of
+from stoker_kernels.attention.shared_prefix.config import parts_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,22 @@
 """The kernels of a shared prefix to compile ahead of time: SM 9.0 alone, which alone shares prefixes.
 
 Invariants: the arguments here are those `launch.py` launches with, for any group and pages of any size; head dimensions
-are those of `attention.variants`. Knows nothing of compiling.
+are those of `attention.variants`, which calls `register_prefix`. Knows nothing of compiling.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from stoker_kernels.attention.shared_prefix.config import SM, WIDE_QUERIES, tile_of
+from stoker_kernels.attention.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS
-from stoker_kernels.attention.variants import Form, before_forms
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
-from stoker_kernels.shared_prefix.config import SM, WIDE_QUERIES, tile_of
-from stoker_kernels.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
+
+if TYPE_CHECKING:
+    from stoker_kernels.attention.variants import Form
 
 _SHARED = {
     **dict.fromkeys(("values_ptr", "lse_ptr"), "*fp32"),
@@ -49,19 +53,21 @@ def _register(dtype: str, fp8: bool, form: Form) -> None:
             options={"num_warps": tile.num_warps},
             min_sm=SM,
             max_sm=SM,
-            compact=form == Form(128, before=True) and dtype == BF16,
+            compact=form.dim == 128 and form.exact and form.whole and dtype == BF16,
         )
 
 
-register_aot(
-    cut_prefix_kernel,
-    dict.fromkeys(("page_table_ptr", "seq_lens_ptr", "shared_ptr", "own_table_ptr", "own_lens_ptr"), "*i32")
-    | {"seq_slots_ptr": I32_ANYWHERE}
-    | dict.fromkeys(("table_stride", "own_stride", "page_shift"), I32),
-    [{"BLOCK": CUT_PAGES}],
-    options={"num_warps": 4},
-    min_sm=SM,
-    max_sm=SM,
-)
-for _dtype, _fp8, _form in itertools.product((FP16, BF16), (False, True), before_forms()):
-    _register(_dtype, _fp8, _form)
+def register_prefix(forms: Sequence[Form]) -> None:
+    """All of them: the kernel of a step, and those of layers in these forms, in 16 bits and e4m3."""
+    register_aot(
+        cut_prefix_kernel,
+        dict.fromkeys(("page_table_ptr", "seq_lens_ptr", "shared_ptr", "own_table_ptr", "own_lens_ptr"), "*i32")
+        | {"seq_slots_ptr": I32_ANYWHERE}
+        | dict.fromkeys(("table_stride", "own_stride", "page_shift"), I32),
+        [{"BLOCK": CUT_PAGES}],
+        options={"num_warps": 4},
+        min_sm=SM,
+        max_sm=SM,
+    )
+    for dtype, fp8, form in itertools.product((FP16, BF16), (False, True), forms):
+        _register(dtype, fp8, form)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from stoker_kernels.attention.shared_prefix.triton_shared import shared_prefix_kernel
+from stoker_kernels.attention.shared_prefix.variants import SM
 from stoker_kernels.launch import aot
 from stoker_kernels.launch.aot_registry import specs
-from stoker_kernels.shared_prefix.triton_shared import shared_prefix_kernel
-from stoker_kernels.shared_prefix.variants import SM
 
 SHARED_KB = 227  # that a block has on SM 9.0, as NVIDIA states it
 

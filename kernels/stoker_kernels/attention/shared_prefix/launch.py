@@ -13,15 +13,15 @@ from torch import Tensor
 from stoker_kernels.attention import choose
 from stoker_kernels.attention.inputs import Inputs, refuse_misread
 from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore, SharedPrefix
+from stoker_kernels.attention.shared_prefix.config import tile_of
+from stoker_kernels.attention.shared_prefix.space import PrefixSpace
+from stoker_kernels.attention.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
 from stoker_kernels.attention.triton_launch import LOG2E, exact, tile_dim, unpack_of
 from stoker_kernels.launch.pdl import launch_options
-from stoker_kernels.shared_prefix.config import tile_of
-from stoker_kernels.shared_prefix.space import PrefixSpace
-from stoker_kernels.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
 
 
 def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> None:
-    """`stoker_kernels.shared_prefix.op.cut_prefix`, what it writes, on a GPU."""
+    """`stoker_kernels.attention.shared_prefix.op.cut_prefix`, what it writes, on a GPU."""
     pages = space.table.shape[1]
     cut_prefix_kernel[(meta.num_decodes, triton.cdiv(pages, CUT_PAGES))](
         meta.page_table,
@@ -50,7 +50,7 @@ def shared_prefix_attention(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`stoker_kernels.shared_prefix.op.shared_prefix_attention` on a GPU, or in Triton's interpreter."""
+    """`stoker_kernels.attention.shared_prefix.op.shared_prefix_attention` on a GPU, or in Triton's interpreter."""
     shared = meta.shared
     assert shared is not None, "the step has no shared prefix"
     if out is None:
@@ -99,7 +99,7 @@ def launch_prefix(inputs: Inputs, meta: AttentionMeta, shared: SharedPrefix, res
         WHOLE=exact(inputs) and k.shape[2] >= config.block_n,
         FP8=inputs.fp8,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
-        UNPACK=unpack_of(inputs, config),
+        UNPACK=unpack_of(fp8=inputs.fp8, cvt=config.cvt),
         num_warps=config.num_warps,
         **launch_options(q.device),
     )

@@ -1,9 +1,9 @@
 """Checks attention with a shared prefix on a GPU, then times it beside plain attention and beside what bounds it.
 
-`python -m stoker_kernels.shared_prefix.bench` prints µs of one layer, over layers whose pages together do not fit the
-L2: all rows begin with the same pages, and have keys of their own behind them. The limit is the larger of the bytes of
-all pages, each read once, over the bandwidth, and of the operations over the rate of cuBLAS in bf16. `pays` is what
-`prefix_pays` says of the row. The exit status is 1 where a result is wrong.
+`python -m stoker_kernels.attention.shared_prefix.bench` prints µs of one layer, over layers whose pages together do not
+fit the L2: all rows begin with the same pages, and have keys of their own behind them. The limit is the larger of the
+bytes of all pages, each read once, over the bandwidth, and of the operations over the rate of cuBLAS in bf16. `pays` is
+what `prefix_pays` says of the row. The exit status is 1 where a result is wrong.
 Knows nothing of the model around it.
 """
 
@@ -29,8 +29,14 @@ from stoker_kernels.attention import (
     share_workspace,
 )
 from stoker_kernels.attention.bench.measure import graph_time
+from stoker_kernels.attention.shared_prefix import (
+    PrefixSizes,
+    cut_prefix,
+    prefix_pays,
+    prefix_space,
+    shared_prefix_attention,
+)
 from stoker_kernels.launch.pdl import enable_pdl
-from stoker_kernels.shared_prefix import PrefixSizes, cut_prefix, prefix_pays, prefix_space, shared_prefix_attention
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
 L2_BYTES = 160e6  # pages of all layers: three times an H200's L2
@@ -74,6 +80,10 @@ class Layers:
         meta = self.shared if shared else self.plain
         return attend(self.q, k, v, meta, scale=self.q.shape[2] ** -0.5, k_scale=self.scales, v_scale=self.scales)
 
+    def run(self, layer: int, *, shared: bool) -> None:
+        """`call`, whose result nobody reads."""
+        self.call(layer, shared=shared)
+
 
 def make(model: str, cache: str, rows: int, shared: int, own: int, layers: int) -> Layers:
     """Random layers; the rows' own keys differ by up to a page."""
@@ -84,7 +94,7 @@ def make(model: str, cache: str, rows: int, shared: int, own: int, layers: int) 
     table = torch.cat((order[:common].expand(rows, -1), order[common:].view(rows, each)), 1).contiguous()
     lengths = shared + own - torch.arange(rows, device="cuda", dtype=torch.int32) % PAGE
     shape = (pages, kv_heads, PAGE, dim)
-    kinds = [tuple(torch.randn(shape, device="cuda").to(CACHES[cache]) for _ in range(2)) for _ in range(layers)]
+    k, v = ([torch.randn(shape, device="cuda").to(CACHES[cache]) for _ in range(layers)] for _ in range(2))
     workspace = attention_workspace(rows, q_heads, dim, "cuda")
     meta = AttentionMeta(
         table, torch.arange(rows, device="cuda", dtype=torch.int32),
@@ -99,7 +109,7 @@ def make(model: str, cache: str, rows: int, shared: int, own: int, layers: int) 
     cut = plan(cut_prefix(replace(meta, workspace=share_workspace(workspace)), space))
     found = Layers(
         torch.randn(rows, q_heads, dim, device="cuda", dtype=torch.bfloat16),
-        [(k, v) for k, v in kinds],
+        list(zip(k, v, strict=True)),
         torch.rand(kv_heads, device="cuda") + 0.5 if cache == "fp8" else None,
         plan(meta),
         cut,
@@ -117,7 +127,7 @@ def measure(model: str, cache: str, rows: int, shared: int, own: int) -> tuple[R
     want, got = (layers.call(0, shared=each).float() for each in (False, True))
     error = float(((got - want).abs() / (1 + want.abs())).max())
     times = [
-        graph_time([partial(layers.call, layer, shared=each) for layer in range(len(layers.caches))])
+        graph_time([partial(layers.run, layer, shared=each) for layer in range(len(layers.caches))])
         for each in (False, True)
     ]
     limit = max(read / BANDWIDTH, 4 * rows * q_heads * dim * (shared + own) / OPERATIONS)
@@ -128,7 +138,7 @@ def measure(model: str, cache: str, rows: int, shared: int, own: int) -> tuple[R
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser("python -m stoker_kernels.shared_prefix.bench", description=__doc__)
+    parser = argparse.ArgumentParser("python -m stoker_kernels.attention.shared_prefix.bench", description=__doc__)
     parser.add_argument("--models", default="7B", help=f"of {', '.join(MODELS)}, comma-separated")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--shared", default=",".join(map(str, SHARED)), help="keys, whole pages of 64")

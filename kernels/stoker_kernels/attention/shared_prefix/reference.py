@@ -13,11 +13,11 @@ from torch import Tensor
 
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.reference import reference_attention
-from stoker_kernels.shared_prefix.space import PrefixSpace
+from stoker_kernels.attention.shared_prefix.space import PrefixSpace
 
 
 def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> None:
-    """`stoker_kernels.shared_prefix.op.cut_prefix`, what it writes, on any device."""
+    """`stoker_kernels.attention.shared_prefix.op.cut_prefix`, what it writes, on any device."""
     shared, rows, page_size = int(space.keys), meta.num_decodes, space.sizes.page_size
     space.lens[:rows] = (meta.seq_lens - shared).clamp_min(0)
     pages = shared // page_size
@@ -38,7 +38,7 @@ def shared_prefix_attention(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`stoker_kernels.shared_prefix.op.shared_prefix_attention` on any device."""
+    """`stoker_kernels.attention.shared_prefix.op.shared_prefix_attention` on any device."""
     shared = meta.shared
     assert shared is not None, "the step has no shared prefix"
     keys, rows = int(shared.keys), meta.num_decodes
