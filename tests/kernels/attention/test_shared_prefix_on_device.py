@@ -9,16 +9,17 @@ import pytest
 import torch
 from tests.kernels.attention.batches import NO_PAGE, AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import plan_attention
-from stoker_kernels.attention.meta import attention_workspace
-from stoker_kernels.attention.reference import reference_attention
-from stoker_kernels.attention.shared_prefix import (
+from stoker_kernels.attention import (
     PrefixSizes,
     PrefixSpace,
+    attention_workspace,
+    choose,
     cut_prefix,
+    plan_attention,
     prefix_space,
     shared_prefix_attention,
 )
+from stoker_kernels.attention.reference import reference_attention
 
 # Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -164,8 +165,6 @@ def test_what_shares_nothing_is_refused(device: torch.device) -> None:
 
 
 def test_sharing_needs_plain_causal_attention(device: torch.device) -> None:
-    from stoker_kernels.attention import choose
-
     batch = sharing(Shape(16, 2, 6, 64, HALF, HALF), 2, [3, 5], device)
     meta = cut_prefix(batch.meta, space_of(batch, 32, 2))
     assert meta.shared is not None

@@ -23,19 +23,17 @@ from torch import Tensor
 
 from stoker_kernels.attention import (
     AttentionMeta,
+    PrefixSizes,
     attention_workspace,
+    cut_prefix,
     paged_attention,
     plan_attention,
-    share_workspace,
-)
-from stoker_kernels.attention.bench.measure import graph_time
-from stoker_kernels.attention.shared_prefix import (
-    PrefixSizes,
-    cut_prefix,
     prefix_pays,
     prefix_space,
+    share_workspace,
     shared_prefix_attention,
 )
+from stoker_kernels.attention.bench.measure import graph_time
 from stoker_kernels.launch.pdl import enable_pdl
 
 BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read, operations of cuBLAS in bf16
