@@ -279,13 +279,15 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
-        operands, scale = (query, k_cache, v_cache, pages.attention), spec.attention_scale
+        operands = (query, k_cache, v_cache, pages.attention)
         if pages.attention.shared is not None:
-            output = shared_prefix_attention(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)
+            output = shared_prefix_attention(
+                *operands, scale=spec.attention_scale, k_scale=k_scale, v_scale=v_scale
+            )
         else:
             output = paged_attention(
                 *operands,
-                scale=scale,
+                scale=spec.attention_scale,
                 window=spec.windows[index],
                 softcap=spec.attention_softcap,
                 sinks=layer.sinks,
