@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from stoker_kernels.attention import variants
+from stoker_kernels.attention.shared_prefix.config import SM
 from stoker_kernels.attention.shared_prefix.triton_shared import shared_prefix_kernel
-from stoker_kernels.attention.shared_prefix.variants import SM
 from stoker_kernels.launch import aot
 from stoker_kernels.launch.aot_registry import specs
 
@@ -16,6 +17,7 @@ SHARED_KB = 227  # that a block has on SM 9.0, as NVIDIA states it
 
 def tiles() -> list[aot.Variant]:
     """Each tile of the kernel in bf16 with heads of its own size and whole pages, by cache and head dimension."""
+    assert variants.before_forms()
     mine = [spec for spec in specs() if spec.kernel is shared_prefix_kernel]
     made = [aot.Variant(spec, {**spec.constants[0], "LAUNCH_PDL": True}, SM) for spec in mine]
     return [each for each in made if each.constants["WHOLE"] and each.arguments["q_ptr"].startswith("*bf16")]
