@@ -160,8 +160,8 @@ def test_crowds_that_share_at_random_generate_what_the_model_does(build: Build) 
     assert loop.stats().shared_prefix_steps > 0
 
 
-def test_choices_of_one_prompt_share_it_without_a_cache(build: Build) -> None:
-    """Rows with the same whole prompt: the page that its last token is in is each one's own."""
+def test_rows_of_one_prompt_share_all_but_the_page_of_its_end(build: Build) -> None:
+    """The page that a prompt's last token is in is each row's own, though it is cached whole."""
     executor = build(max_num_seqs=4)
     loop = StepLoop(executor, executor.config)
     text = prompts(1, 5, 4 * PAGE)[0][: 4 * PAGE]
