@@ -10,6 +10,8 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 
+PINNED = ("attention", "paged_attention")  # the names of the op of plain attention
+
 
 def model_refusal(config: EngineConfig, spec: ModelSpec) -> str | None:
     """Why no step of this model attends a shared prefix, on any GPU; None where some may. `config` is resolved."""
@@ -17,6 +19,8 @@ def model_refusal(config: EngineConfig, spec: ModelSpec) -> str | None:
         return "--disable-cascade-attn was given"
     if config.batch_invariant:
         return "--batch-invariant was given, and the bits of a row would depend on its neighbours"
+    if any(op in PINNED for op, _ in config.kernels):
+        return "--kernel pins what attends each row"
     if spec.latent is not None:
         return "latents are attended by kernels of their own"
     plain = not any(spec.windows) and spec.attention_softcap == 0.0 and not spec.sinks
