@@ -119,6 +119,11 @@ COUNTERS = (
         lambda s: s.kv_event_messages_lost,
     ),
     EngineGauge("stoker:engine_steps", "Steps the engine took", lambda s: s.steps),
+    EngineGauge(
+        "stoker:shared_prefix_steps",
+        "Of them, decode steps that attended what all rows begin with once for all",
+        lambda s: s.shared_prefix_steps,
+    ),
 )
 SPECULATION = (
     EngineGauge(

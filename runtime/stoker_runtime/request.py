@@ -318,6 +318,8 @@ class EngineStats:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    shared_prefix_steps: int = 0
+    """Decode steps that attended once for all rows what all begin with."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     swapped: int = 0

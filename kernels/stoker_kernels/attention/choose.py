@@ -23,7 +23,7 @@ from stoker_kernels.attention.config import (
     stream_config,
 )
 from stoker_kernels.attention.inputs import BlockPattern, Inputs, refuse_misread
-from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore
 from stoker_kernels.attention.triton_launch import launch_decode, launch_plan, launch_prefill
 from stoker_kernels.launch.cuda import missing_cubin
 from stoker_kernels.launch.dispatch import sm_of
@@ -44,14 +44,19 @@ def paged_attention(
     slopes: Tensor | None = None,
     pattern: BlockPattern | None = None,
     out: Tensor | None = None,
+    before: ResultsBefore | None = None,
 ) -> Tensor:
-    """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter.
+
+    `before`: what a step of decode rows alone has attended of earlier keys, which the page table does not name.
+    """
     if out is None:
         out = torch.empty_like(q)
     fp8 = k_cache.dtype is torch.float8_e4m3fn
     if fp8:
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
-    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8, slopes, pattern)
+    scales = (k_scale, v_scale, sinks)
+    inputs = Inputs(q, k_cache, v_cache, out, *scales, scale, window, softcap, fp8, slopes, pattern, before)
     refuse_misread(inputs, meta)
     if _in_one_launch(inputs, meta):
         _mixed(inputs, meta)

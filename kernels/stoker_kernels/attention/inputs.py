@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Inputs:
     fp8: bool
     slopes: Tensor | None = None
     pattern: BlockPattern | None = None
+    before: ResultsBefore | None = None
 
     @property
     def group(self) -> int:
@@ -105,6 +106,14 @@ def refuse_misread(inputs: Inputs, meta: AttentionMeta) -> None:
             f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
         ),
     ]
+    if (before := inputs.before) is not None:
+        plain = inputs.window == 0 and inputs.softcap == 0.0 and inputs.sinks is None and inputs.slopes is None
+        shape = (before.parts, meta.num_decodes, *q.shape[1:])
+        checks += [
+            (plain and inputs.pattern is None, "results of keys before go with no window, soft-cap, sinks or pattern"),
+            (len(q) == meta.num_decodes, "results of keys before are of decode rows alone"),
+            (before.values.shape == shape and before.lse.shape == shape[:3], f"results of keys before are {shape}"),
+        ]
     if inputs.pattern is not None and (problem := inputs.pattern.problem(q.shape[1])) is not None:
         raise ValueError(f"paged_attention: {problem}")
     for good, message in checks:

@@ -39,6 +39,37 @@ class AttentionWorkspace:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsBefore:
+    """What the decode rows attended of keys before those of the page table, in parts, to be merged with their own.
+
+    `values [parts, rows, Hq, D]` fp32 are normalised, and not multiplied by `v_scale`; `lse [parts, rows, Hq]` fp32 is
+    log2 of the sum of 2^logit, logits in units of log2(e). A row without keys has −∞ and zeros.
+    """
+
+    values: Tensor
+    lse: Tensor
+
+    @property
+    def parts(self) -> int:
+        """How many results of a row there are."""
+        return int(self.values.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Keys that all rows of a step begin with, and that its page table does not name.
+
+    `keys [1]` int32 counts them, whole pages: the first of the line `seq_slots[0]` of `page_table [slots, pages]`.
+    `results` is room for what attends them.
+    """
+
+    keys: Tensor
+    page_table: Tensor
+    seq_slots: Tensor
+    results: ResultsBefore
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMeta:
     """Which query token sees which pages. Rows are ordered decodes first, then prefill chunks.
 
@@ -50,6 +81,7 @@ class AttentionMeta:
     not take, and where `planned_tiles` that of its chunks (`tile_plan.py`).
     `settled`: these tensors and the plan are complete before any kernel of
     attention can start (`pdl.pdl_settle`), so that one may read them, and keys of earlier steps, ahead of its turn.
+    `shared`: all this is of keys behind those, which the step's rows have in common (`shared_prefix`).
     """
 
     page_table: Tensor
@@ -65,6 +97,7 @@ class AttentionMeta:
     planned_items: bool = False
     planned_tiles: bool = False
     settled: bool = False
+    shared: SharedPrefix | None = None
 
 
 def attention_workspace(

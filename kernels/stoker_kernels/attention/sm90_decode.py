@@ -37,11 +37,11 @@ DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 _POINTERS = (
     *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "tickets", "partial", "partial_lse", "arrivals"),
-    *("k_scale", "v_scale", "sinks"),
+    *("k_scale", "v_scale", "sinks", "before", "before_lse"),
 )
 _NUMBERS = (
     *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
-    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled"),
+    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled", "parts"),
 )
 
 
@@ -157,11 +157,12 @@ def decode_arguments(
         *(cuda.address_of(t) for t in (
             inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.tickets,
             space.partial, space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
+            *((None, None) if inputs.before is None else (inputs.before.values, inputs.before.lse)),
         )),
         inputs.scale * LOG2E, inputs.softcap,
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
         meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, min(BOX_ROWS, page), stages,
-        space.shares.shape[0], int(settled),
+        space.shares.shape[0], int(settled), 0 if inputs.before is None else inputs.before.parts,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ Knows nothing of how a configuration is chosen, nor of prefill.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from stoker_kernels.attention.triton_tiles import (
@@ -79,10 +80,52 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
+@triton.jit
+def add_results(
+    m,
+    norm,
+    acc,
+    acc_odd,
+    lse_ptrs,
+    value_ptrs,
+    count,
+    lse_stride,
+    HEAD_DIM,
+    in_head,
+    in_out,
+    to_acc,
+    FP8: tl.constexpr,
+    EMPTY: tl.constexpr,
+):
+    """Merge `count` normalised results, `lse_stride` heads apart, into a running one: (m, norm, acc, acc_odd).
+
+    A value is `to_acc` times as large in `acc`. Of FP8 it lies beside the next, of an odd dimension. EMPTY: both may be
+    of no key.
+    """
+    for _ in tl.range(0, count, 1, loop_unroll_factor=4):
+        lse = tl.load(lse_ptrs, mask=in_head, other=0.0, cache_modifier=".cg")
+        o = tl.load(value_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
+        m_new = tl.maximum(m, lse)
+        base = m_new
+        if EMPTY:
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of heads that have seen no key yet
+        alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - base))
+        weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - base))
+        norm = norm * alpha + weight
+        acc = acc * alpha[:, None] + o * (weight * to_acc)[:, None]
+        if FP8:
+            o = tl.load(value_ptrs + 1, mask=in_out, other=0.0, cache_modifier=".cg")
+            acc_odd = acc_odd * alpha[:, None] + o * (weight * to_acc)[:, None]
+        m = m_new
+        lse_ptrs += lse_stride
+        value_ptrs += lse_stride * HEAD_DIM
+    return m, norm, acc, acc_odd
+
+
 @kernel(
     do_not_specialize=[
         *("window", "num_kv_heads", "page_table_stride", "group", "page_shift"),
-        *("block_shift", "local_blocks", "block_stride", "head_step", "first_head"),
+        *("block_shift", "local_blocks", "block_stride", "head_step", "first_head", "parts", "before_stride"),
     ]
 )
 def decode_kernel(
@@ -100,6 +143,8 @@ def decode_kernel(
     v_scale_ptr,
     sinks_ptr,
     slopes_ptr,
+    before_ptr,
+    before_lse_ptr,
     scale_log2,
     softcap,
     window,
@@ -118,6 +163,8 @@ def decode_kernel(
     block_stride,
     head_step,
     first_head,
+    parts,
+    before_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -132,6 +179,7 @@ def decode_kernel(
     SINKS: tl.constexpr,
     SLOPES: tl.constexpr,
     PATTERN: tl.constexpr,
+    BEFORE: tl.constexpr,
     PRECISION: tl.constexpr,
     UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
@@ -142,6 +190,8 @@ def decode_kernel(
     heads a KV head and pages of `1 << page_shift` keys, else GROUP and `1 << PAGE_SHIFT`.
     FP8: k_ptr and v_ptr are uint16, a pair of head dimensions each, and BLOCK_D counts pairs; the even and the odd
     dimensions are two dots. PATTERN: tiles that no head of the group sees are left out, by `shown_tiles`.
+    BEFORE: `parts` results of keys before those of the page table, `before_stride` heads apart, are merged with the
+    row's own.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     pid = tl.program_id(0)
@@ -288,23 +338,20 @@ def decode_kernel(
         norm = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for _ in tl.range(0, num_splits, 1, loop_unroll_factor=4):
-            lse = tl.load(lse_ptrs, mask=g < heads, other=0.0, cache_modifier=".cg")
-            o = tl.load(partial_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
-            m_new = tl.maximum(m, lse)
-            base = m_new
-            if PATTERN:
-                base = tl.where(m_new == -float("inf"), 0.0, m_new)  # of heads that have seen no key yet
-            alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - base))
-            weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - base))
-            norm = norm * alpha + weight
-            acc = acc * alpha[:, None] + o * weight[:, None]
-            if FP8:
-                o = tl.load(partial_ptrs + 1, mask=in_out, other=0.0, cache_modifier=".cg")
-                acc_odd = acc_odd * alpha[:, None] + o * weight[:, None]
-            m = m_new
-            lse_ptrs += item_stride
-            partial_ptrs += item_stride * HEAD_DIM
+        m, norm, acc, acc_odd = add_results(
+            m, norm, acc, acc_odd, lse_ptrs, partial_ptrs, num_splits, item_stride, HEAD_DIM, g < heads, in_out, 1.0,
+            FP8, PATTERN,
+        )
+    if BEFORE:
+        first = (row * num_kv_heads + head) * heads + g
+        before_ptrs = before_ptr + first.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        to_acc = 1.0
+        if FP8:
+            to_acc = 1.0 / unit
+        m, norm, acc, acc_odd = add_results(
+            m, norm, acc, acc_odd, before_lse_ptr + first, before_ptrs, parts, before_stride, HEAD_DIM, g < heads,
+            in_out, to_acc, FP8, True,
+        )
 
     if SINKS:
         sink = tl.load(sinks_ptr + q_heads, mask=g < heads, other=0.0) * LOG2E

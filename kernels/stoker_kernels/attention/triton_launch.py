@@ -60,7 +60,7 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
     """Run the planned decode items. The plan must be of the same configuration and number of KV heads."""
     num_kv_heads = inputs.k_cache.shape[1]
     _, capacity = item_bounds(meta, num_kv_heads, config)
-    space = meta.workspace
+    space, before = meta.workspace, inputs.before
     if not tuned(inputs):
         config = rare_decode_config(config, inputs.q.shape[2], inputs.kv_bytes, sm_of(inputs.q.device))
     decode_kernel[(capacity * num_kv_heads,)](
@@ -78,16 +78,19 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
         inputs.v_scale,
         inputs.sinks,
         inputs.slopes,
+        *((None, None) if before is None else (before.values, before.lse)),
         inputs.scale * LOG2E,
         inputs.softcap,
         _window(inputs),
         num_kv_heads,
         *_strides(inputs, meta),
         *_sizes(inputs),
+        *((0, 0) if before is None else (before.parts, before.lse.stride(0))),
         BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
         BLOCK_N=block_n(inputs, config),
         STAGES=config.stages,
         **_constants(inputs, config),
+        BEFORE=before is not None,
         num_warps=config.num_warps,
         **launch_options(inputs.q.device),
     )
@@ -152,6 +155,7 @@ def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
 def tuned(inputs: Inputs) -> bool:
     """Whether a launch is of the kind that has every tuned tile compiled; all others share one a head dimension."""
     plain = inputs.window == 0 and inputs.softcap == 0.0 and inputs.slopes is None and inputs.pattern is None
+    plain = plain and inputs.before is None
     usual = inputs.q.shape[2] in TUNED_DIMS and inputs.group in TUNED_GROUPS and _page(inputs) == TUNED_PAGE
     return usual and exact(inputs) and plain
 
@@ -191,8 +195,13 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
     return inputs.group, inputs.q.shape[2], inputs.page_shift, *pattern_sizes(inputs)
 
 
+def unpack_of(*, fp8: bool, cvt: bool) -> int:
+    """How a kernel unpacks e4m3, `cvt` as of `DecodeConfig`; 0 for other caches."""
+    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
+    return int(unpack.value) if fp8 else 0
+
+
 def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
-    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if config.cvt else UNPACK_PAIRS
     return {
         "BLOCK_D": tile_dim(inputs.q.shape[2]) // (2 if inputs.fp8 else 1),
         "GROUP": inputs.group if tuned(inputs) else 0,
@@ -206,5 +215,5 @@ def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str
         "SLOPES": inputs.slopes is not None,
         "PATTERN": inputs.pattern is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "UNPACK": unpack.value if inputs.fp8 else 0,
+        "UNPACK": unpack_of(fp8=inputs.fp8, cvt=config.cvt),
     }

@@ -5,7 +5,7 @@ arguments. What nearly all models are, heads of 64 or 128, up to eight a KV head
 which group and page are constants, with every tuned tile; for all else there is one tile.
 Batch-invariant attention, in bf16 on SM 9.0, has one tile for each of the three.
 Soft-caps have kernels for heads of 128 and 256 in bf16, slopes for 64 and 128, patterns of blocks for 128, which is
-where published models have them.
+where published models have them. Rows whose first keys other kernels attend (`shared_prefix`) have kernels on SM 9.0.
 Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, others of these, sinks and
 groups above GROUP_TILE, is compiled when a model that has it starts.
 Knows nothing of compiling.
@@ -32,6 +32,7 @@ from stoker_kernels.attention.config import (
 from stoker_kernels.attention.fixed import SPLIT, fixed_config
 from stoker_kernels.attention.meta import MAX_SHARES
 from stoker_kernels.attention.share_plan import share_plan_kernel
+from stoker_kernels.attention.shared_prefix.variants import register_prefix
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
@@ -65,7 +66,10 @@ _DECODE = {
     "partial_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
     "arrivals_ptr": "*i32",
+    "parts": I32,
+    "before_stride": I32,
 }
+_BEFORE = dict.fromkeys(("before_ptr", "before_lse_ptr"), "*fp32")
 _PREFILL = {
     "seq_slots_ptr": I32_ANYWHERE,
     "query_start_ptr": I32_ANYWHERE,
@@ -136,6 +140,7 @@ class Form:
     softcap: bool = False
     slopes: bool = False
     pattern: bool = False
+    before: bool = False
 
 
 COMPACT_FORM = Form(128, group=7)
@@ -156,8 +161,17 @@ def _forms(dtype: str) -> list[Form]:
     return tuned + [Form(*each) for each in rare] + any_head
 
 
+def before_forms() -> list[Form]:
+    """Decode rows of which other kernels attend the first keys: of any group, and pages of any size."""
+    exact = [Form(dim, whole=whole, before=True) for dim, whole in itertools.product(EXACT_DIMS, (True, False))]
+    return exact + [Form(dim, exact=False, whole=False, window=True, before=True) for dim in EXACT_DIMS]
+
+
 def _register(sm: int, kind: Kind, form: Form) -> None:
-    """Both kernels in one form: with every tile where it is tuned, else with the one that all others share."""
+    """Both kernels in one form: with every tile where it is tuned, else with the one that all others share.
+
+    Chunks have no form with keys before.
+    """
     compact = form == COMPACT_FORM and kind.dtype == (FP16 if sm < 80 else BF16)
     decodes = decode_configs(form.dim, kind.kv_bytes, sm)
     prefills = prefill_configs(form.dim, kind.kv_bytes, sm)
@@ -165,19 +179,20 @@ def _register(sm: int, kind: Kind, form: Form) -> None:
         decodes = [rare_decode_config(decodes[0], form.dim, kind.kv_bytes, sm)]
         prefills = [prefill_config(form.dim, kind.kv_bytes, sm, SHORT_CHUNK)]
     tiles = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in decodes}
+    before = {"BEFORE": form.before} | dict.fromkeys(() if form.before else _BEFORE)
     rows = [] if kind.dtype == FP32 else [I32_DIVISIBLE]
     for row in rows if form.exact else [*rows, I32]:
         for decode in tiles.values():
             register_aot(
                 decode_kernel,
-                kind.signature(_DECODE, row, form),
-                [kind.constants(form, GROUP_TILE, decode)],
+                kind.signature(_DECODE | (_BEFORE if form.before else {}), row, form),
+                [kind.constants(form, GROUP_TILE, decode) | before],
                 options={"num_warps": decode.num_warps},
                 min_sm=sm,
                 max_sm=sm,
                 compact=compact,
             )
-        for prefill in prefills:
+        for prefill in () if form.before else prefills:
             register_aot(
                 prefill_kernel,
                 kind.signature(_PREFILL, row, form),
@@ -241,6 +256,9 @@ register_aot(
     min_sm=90,
     max_sm=90,
 )
+for _dtype, _fp8, _form in itertools.product((FP16, BF16), (False, True), before_forms()):
+    _register(90, Kind(_dtype, _fp8), _form)
+register_prefix(before_forms())
 for _dim, _windowed, _fp8 in itertools.product(EXACT_DIMS, (False, True), (False, True)):
     _register_fixed(90, Kind(BF16, _fp8), Form(_dim, window=_windowed))
 register_aot(

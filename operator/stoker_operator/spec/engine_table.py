@@ -26,6 +26,7 @@ SETTINGS: frozenset[str] = frozenset({
     "cpu-threads",
     "data-parallel-size",
     "device",
+    "disable-cascade-attn",
     "disable-custom-all-reduce",
     "disable-hybrid-kv-cache-manager",
     "drain-seconds",
@@ -106,6 +107,7 @@ SWITCHES: frozenset[str] = frozenset({
     "allow-credentials",
     "allow-runtime-lora-updating",
     "batch-invariant",
+    "disable-cascade-attn",
     "disable-custom-all-reduce",
     "disable-hybrid-kv-cache-manager",
     "enable-auto-tool-choice",
@@ -208,12 +210,11 @@ VLLM_UNSUPPORTED: frozenset[str] = frozenset({
 })
 
 VLLM_SWITCHES: frozenset[str] = frozenset({
-    "async-scheduling", "disable-async-output-proc", "disable-cascade-attn", "disable-chunked-mm-input",
-    "disable-frontend-multiprocessing", "disable-log-stats", "disable-mm-preprocessor-cache",
-    "enable-chunked-prefill", "enable-flashinfer-autotune", "enable-offline-docs", "enable-prompt-tokens-details",
-    "enable-request-id-headers", "enable-server-load-tracking", "enable-ssl-refresh",
-    "enable-tokenizer-info-endpoint", "interleave-mm-strings", "language-model-only", "skip-mm-profiling",
-    "trust-remote-code", "use-tqdm-on-load", "use-v2-block-manager",
+    "async-scheduling", "disable-async-output-proc", "disable-chunked-mm-input", "disable-frontend-multiprocessing",
+    "disable-log-stats", "disable-mm-preprocessor-cache", "enable-chunked-prefill", "enable-flashinfer-autotune",
+    "enable-offline-docs", "enable-prompt-tokens-details", "enable-request-id-headers", "enable-server-load-tracking",
+    "enable-ssl-refresh", "enable-tokenizer-info-endpoint", "interleave-mm-strings", "language-model-only",
+    "skip-mm-profiling", "trust-remote-code", "use-tqdm-on-load", "use-v2-block-manager",
 })
 
 VLLM_ONE_WORD: frozenset[str] = frozenset({

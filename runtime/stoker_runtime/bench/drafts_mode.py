@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from stoker_runtime.bench.drafts_texts import KINDS, Prompt, read_sources, real_prompts
-from stoker_runtime.bench.engine_flags import engine_config, parser
+from stoker_runtime.bench.engine_flags import engine_config, parser, refuse_shared_prefix
 from stoker_runtime.bench.engine_mode import VERIFIED_PROMPTS, default_tolerance
 from stoker_runtime.bench.rounds import GREEDY, random_prompts, run_together
 from stoker_runtime.bench.table import print_line
@@ -306,6 +306,7 @@ def main(argv: list[str]) -> int:
     costed: list[Cost] = []
     gains: list[Gain] = []
     try:
+        refuse_shared_prefix(args, "stoker bench drafts, which has prompts of its own")
         config = engine_config(args)
         asked = [config.speculative_config] if config.speculative_config else [SUFFIX, NGRAM]
         ns = [int(part) for part in args.n.split(",")]

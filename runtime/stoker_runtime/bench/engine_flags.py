@@ -34,6 +34,9 @@ def parser(prog: str = "stoker bench engine", description: str = DESCRIPTION) ->
     flags.add_argument("--n", default="1,4,16", help="numbers of requests, comma-separated")
     flags.add_argument("--input-len", type=int, default=128)
     flags.add_argument("--output-len", type=int, default=256)
+    flags.add_argument(
+        "--shared-prefix-len", type=int, default=0, help="more tokens, which all prompts begin with and the cache has"
+    )
     flags.add_argument("--uniform", default="", metavar="LEAST-MOST", help="draw input and output lengths uniformly")
     for name, default in SAMPLING_DEFAULTS.items():
         text = "sample all requests so; the tokens that are checked come from a greedy round before"
@@ -60,6 +63,7 @@ def parser(prog: str = "stoker bench engine", description: str = DESCRIPTION) ->
     flags.add_argument("--enable-lora", action="store_true", help="with the graphs that adapters run in")
     flags.add_argument("--adapters", type=int, default=0, help="give requests so many random adapters in turn")
     flags.add_argument("--max-lora-rank", type=int, default=16, help="their rank, on every linear")
+    flags.add_argument("--disable-cascade-attn", action="store_true", help="attend them once for each row")
     flags.add_argument("--batch-invariant", action="store_true", help="bits of a request do not depend on the batch")
     flags.add_argument(
         "--epsilon", type=float, default=0.0, help="loss of a token, in logits, that is a tie (default: by precision)"
@@ -82,6 +86,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError("Name a model folder or .gguf file, or --shape NAME: exactly one of them.", param="model")
     if args.model and args.num_hidden_layers:
         raise ConfigError("--num-hidden-layers is of a --shape: a checkpoint is run whole.", param="num_hidden_layers")
+    if args.shared_prefix_len < 0:
+        raise ConfigError("--shared-prefix-len counts tokens: 0 or more.", param="shared_prefix_len")
     pins = []
     for pin in args.kernel:
         op, separator, name = pin.partition("=")
@@ -109,7 +115,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         enable_expert_parallel=args.enable_expert_parallel,
         disable_custom_all_reduce=args.disable_custom_all_reduce,
         batch_invariant=args.batch_invariant,
-        enable_prefix_caching=False,
+        enable_prefix_caching=args.shared_prefix_len > 0,
+        disable_cascade_attn=args.disable_cascade_attn,
         speculative_config=args.speculative_config,
         enable_lora=args.enable_lora or args.adapters > 0,
         max_loras=max(1, args.adapters),
@@ -118,6 +125,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kernels=tuple(pins),
     ).validate()
     return located(config, say=lambda text: print(f"# {text}", flush=True))
+
+
+def refuse_shared_prefix(args: argparse.Namespace, why: str) -> None:
+    """Raises ConfigError for prompts that are to begin alike in a bench of other prompts."""
+    if args.shared_prefix_len:
+        raise ConfigError(f"--shared-prefix-len does not go with {why}; leave it out.", param="shared_prefix_len")
 
 
 def shape_name(args: argparse.Namespace) -> str:
@@ -140,6 +153,8 @@ def shape_name(args: argparse.Namespace) -> str:
 def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     """The group of peers.json that these flags measure: shape/precision/work."""
     work = f"uniform-{args.uniform}" if args.uniform else f"{args.input_len}x{args.output_len}"
+    if args.shared_prefix_len:
+        work = f"{args.shared_prefix_len}+{work}"  # of which peers.json has no row
     precision = config.dtype if config.quantization == "none" else config.quantization
     if config.quantize_head != "none":
         precision = f"{precision}-head-{config.quantize_head}"
@@ -153,8 +168,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
         experts = "-ep" if config.enable_expert_parallel else ""
         precision = f"{precision}-tp{config.tensor_parallel_size}-pp{config.pipeline_parallel_size}{experts}"
     if config.batch_invariant:
-        precision = f"{precision}-batch-invariant"  # of which peers.json has no row
-    sampled = "/sampled" if args.temperature else ""  # nor of these
+        precision = f"{precision}-batch-invariant"  # nor of these
+    sampled = "/sampled" if args.temperature else ""
     layers = f"@{args.num_hidden_layers}" if args.num_hidden_layers else ""
     return f"{args.shape or args.model}{layers}/{precision}/{work}{sampled}"
 

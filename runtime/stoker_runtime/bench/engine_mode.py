@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench import structured_mode
-from stoker_runtime.bench.engine_flags import engine_config, parser, peer_key, sampling_params
+from stoker_runtime.bench.engine_flags import engine_config, parser, peer_key, refuse_shared_prefix, sampling_params
 from stoker_runtime.bench.peers import peers_on
 from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
-from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, print_table, save_plot
+from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, SharedPrefix, print_table, save_plot
 from stoker_runtime.bench.verify import (
     TOLERANCE_ADAPTERS,
     TOLERANCE_BF16,
@@ -54,6 +54,7 @@ VERIFIED_PROMPTS = 3
 # How long ranks that have told their rows may take to leave each other.
 ENDS_WITHIN = 10.0
 VERIFIED_TOKENS = 1200
+LEAST_VERIFIED = 64  # generated tokens, however long the prompt
 # What a model that is loaded to be checked by has room for.
 LEAST_TOKENS = 128
 
@@ -91,15 +92,20 @@ def time_row(
     def ran(work: Work, seed: int, params: SamplingParams = params) -> Round:
         return run_round(loop, work, vocab, seed, params, len(adapters))
 
+    if work.shared:
+        ran(replace(work, inputs=work.inputs[:1], outputs=(1,)), 0)  # from here on the cache has it
     warm, touched = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work, list[ExpertsTouched | None]()
     greedy = run_round(
         loop, warm, vocab, 1, GREEDY, len(adapters), lambda: touched.append(experts_touched(executor))
     )  # fmt: skip
-    for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
+    for _ in range(2 if params.temperature > 0.0 or work.shared else 0):  # a shape's second step captures its graph
         ran(warm, 1)
     before = loop.stats()
     timed = ran(work, 2)
-    drafted = what_drafts_brought(before, loop.stats(), n) if executor.drafting is not None else None
+    after = loop.stats()
+    drafted = what_drafts_brought(before, after, n) if executor.drafting is not None else None
+    took = after.steps - before.steps
+    prefix = SharedPrefix(work.shared, took, after.shared_prefix_steps - before.shared_prefix_steps)
     prefill = min(ran(work.capped(1), 3 + i).wall for i in range(2))
     longest = max(work.outputs)
     row = Row(
@@ -116,6 +122,7 @@ def time_row(
         peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
         experts=touched[0] if touched else None,
         drafted=drafted,
+        prefix=prefix if work.shared else None,
     )
     return row, greedy if params.temperature > 0.0 else timed
 
@@ -155,10 +162,8 @@ def check(
     """
     count = len(measured.prompts)
     chosen = sorted({0, count // 2, count - 1})[:VERIFIED_PROMPTS]
-    sequences = [
-        (list(measured.prompts[i]), list(measured.outputs[i][: max(1, VERIFIED_TOKENS - len(measured.prompts[i]))]))
-        for i in chosen
-    ]
+    rooms = {i: max(LEAST_VERIFIED, VERIFIED_TOKENS - len(measured.prompts[i])) for i in chosen}
+    sequences = [(list(measured.prompts[i]), list(measured.outputs[i][:room])) for i, room in rooms.items()]
     given = [adapters[i % len(adapters)] for i in chosen] if adapters else []
     return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance, longest, given)
 
@@ -191,6 +196,7 @@ def main(argv: list[str]) -> int:
             return report_of_ranks(args, config)
         executor = build_executor(config)
         if args.structured or args.json_schema:
+            refuse_shared_prefix(args, "--structured and --json-schema, which have prompts of their own")
             return structured_mode.report(args, executor)
         executor.capture()
         took = time.perf_counter() - began
@@ -294,9 +300,9 @@ def works(args: argparse.Namespace) -> Iterator[Work]:
     for n in (int(part) for part in args.n.split(",")):
         if args.uniform:
             least, most = (int(part) for part in args.uniform.split("-"))
-            yield Work.uniform(n, least, most)
+            yield replace(Work.uniform(n, least, most), shared=args.shared_prefix_len)
         else:
-            yield Work.fixed(n, args.input_len, args.output_len)
+            yield Work.fixed(n, args.input_len, args.output_len, args.shared_prefix_len)
 
 
 def conclude(args: argparse.Namespace, rows: Sequence[Row]) -> int:

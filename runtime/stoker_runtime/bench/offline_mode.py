@@ -25,7 +25,7 @@ from stoker_runtime.bench.engine_mode import (
     tolerance_of,
     works,
 )
-from stoker_runtime.bench.rounds import GREEDY, Round, Work, random_prompts, run_round
+from stoker_runtime.bench.rounds import GREEDY, Round, Work, prompts_of, run_round
 from stoker_runtime.bench.table import print_line
 from stoker_runtime.bench.verify import Tolerance, Verdict
 from stoker_runtime.errors import ConfigError, StokerError
@@ -63,7 +63,7 @@ class OfflineRow:
 
 def generated(llm: LLM, work: Work, seed: int) -> Round:
     """`run_round` by `LLM.generate`: the same prompts. Its requests have no latencies of their own."""
-    prompts = random_prompts(work.inputs, llm.engine.executor.vocab_size, seed)
+    prompts = prompts_of(work, llm.engine.executor.vocab_size, seed)
     params = [replace(GREEDY, max_tokens=count, ignore_eos=True) for count in work.outputs]
     began = time.perf_counter()
     results = llm.generate(prompts, params, use_tqdm=False)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -51,8 +52,12 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def record(executor: Executor, count: int, context: int, adapters: Sequence[Path] = ()) -> list[Launch]:
-    """All launches of RECORDED_STEPS steps, in the order of their starts; sequences have the adapters in turn."""
+def record(
+    executor: Executor, count: int, context: int, adapters: Sequence[Path] = (), shared: int = 0
+) -> list[Launch]:
+    """All launches of RECORDED_STEPS steps, in the order of their starts; sequences have the adapters in turn, and
+    `shared` tokens before their context that are the same.
+    """
     loop = StepLoop(executor, executor.config)
     for folder in adapters:
         loop.adapters.load_now(folder.name, str(folder))
@@ -60,8 +65,13 @@ def record(executor: Executor, count: int, context: int, adapters: Sequence[Path
     prefill_steps = count * context // executor.max_num_batched_tokens + 1
     steps = WARM_STEPS + RECORDED_STEPS + prefill_steps + 8
     params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
+    prefix = tuple(j * 15485863 % 50000 + 100 for j in range(shared))
+    if shared:
+        loop.add(Request("shared", (*prefix, 99), replace(params, max_tokens=1)))
+        while loop.has_work:  # from here on the cache has it
+            loop.step()
     for i in range(count):
-        prompt = tuple((i * 7919 + j * 104729) % 50000 + 100 for j in range(context))
+        prompt = prefix + tuple((i * 7919 + j * 104729) % 50000 + 100 for j in range(context))
         loop.add(Request(str(i), prompt, params, adapter=i % len(adapters) + 1 if adapters else 0))
     for _ in range(prefill_steps + WARM_STEPS):
         loop.step()
@@ -91,7 +101,7 @@ def main(argv: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="stoker-adapters-") as folder:
             adapters = write_adapters(executor.decoder.spec, args.adapters, args.max_lora_rank, Path(folder))
             for count in (int(part) for part in args.n.split(",")):
-                launches = record(executor, count, args.input_len, adapters)
+                launches = record(executor, count, args.input_len, adapters, args.shared_prefix_len)
                 show(count, launches, args.top)
                 if args.timeline:
                     print("\n".join(timeline(launches)))

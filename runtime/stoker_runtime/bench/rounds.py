@@ -1,7 +1,8 @@
 """One round of engine work: all requests submitted together, run to the end, every finish time noted.
 
-Invariants: drives the same step loop that serves requests, in this process; prompts are random and distinct, decoding
-is greedy unless asked otherwise, and runs to the asked length; prefix caching is off, so that no round helps the next.
+Invariants: drives the same step loop that serves requests, in this process; prompts are random and distinct but for
+what they are asked to share, decoding is greedy unless asked otherwise, and runs to the asked length; prefix caching is
+off where they share nothing, so that no round helps the next.
 Knows nothing of tables or of other engines.
 """
 
@@ -19,19 +20,24 @@ from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
 
 FIRST_TOKEN = 100
+SHARED_SEED = 1 << 20  # of what all prompts begin with: no round has it
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a round runs: `inputs[i]` prompt tokens and `outputs[i]` generated ones for request i."""
+    """What a round runs: `inputs[i]` prompt tokens and `outputs[i]` generated ones for request i.
+
+    `shared` tokens, the same in every round, stand before each prompt.
+    """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    shared: int = 0
 
     @staticmethod
-    def fixed(count: int, input_len: int, output_len: int) -> Work:
+    def fixed(count: int, input_len: int, output_len: int, shared: int = 0) -> Work:
         """`count` equal requests."""
-        return Work((input_len,) * count, (output_len,) * count)
+        return Work((input_len,) * count, (output_len,) * count, shared)
 
     @staticmethod
     def uniform(count: int, least: int, most: int, seed: int = 0) -> Work:
@@ -42,7 +48,7 @@ class Work:
 
     def capped(self, output_len: int) -> Work:
         """The same prompts with at most `output_len` tokens each."""
-        return Work(self.inputs, tuple(min(length, output_len) for length in self.outputs))
+        return replace(self, outputs=tuple(min(length, output_len) for length in self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,12 @@ def random_prompts(lengths: Iterable[int], vocab: int, seed: int) -> list[tuple[
     """A prompt of each length, of tokens that are no special ones."""
     generator, top = random.Random(seed), max(FIRST_TOKEN + 1, vocab - 1000)
     return [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for length in lengths]
+
+
+def prompts_of(work: Work, vocab: int, seed: int) -> list[tuple[int, ...]]:
+    """The prompts of a round: random ones, behind what all rounds begin with."""
+    (shared,) = random_prompts([work.shared], vocab, SHARED_SEED)
+    return [shared + prompt for prompt in random_prompts(work.inputs, vocab, seed)]
 
 
 def run_together(
@@ -126,7 +138,7 @@ def run_round(
     Raises:
         EngineError: a request ended early or with an error.
     """
-    prompts = random_prompts(work.inputs, vocab, seed)
+    prompts = prompts_of(work, vocab, seed)
     wall, sequences, latencies = run_together(
         loop,
         (

@@ -43,6 +43,15 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Of a round whose prompts begin with `tokens` tokens alike: steps, and those that attended them once for all."""
+
+    tokens: int
+    steps: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
 
@@ -59,6 +68,7 @@ class Row:
     peer: dict[str, float]
     experts: ExpertsTouched | None = None
     drafted: Drafted | None = None
+    prefix: SharedPrefix | None = None
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
@@ -110,6 +120,12 @@ def print_table(rows: Sequence[Row], *, header: bool) -> None:
             print(
                 f"#  N={row.n}: {seen_drafts.accepted} of {seen_drafts.offered} drafted tokens accepted ({share:.0%}), "
                 f"{seen_drafts.tokens_per_step:.2f} tokens a sequence and step", flush=True,
+            )  # fmt: skip
+        if row.prefix is not None:
+            alike = row.prefix
+            print(
+                f"#  N={row.n}: {alike.shared} of {alike.steps} steps attended the {alike.tokens:,} tokens that all "
+                "prompts begin with once for all rows", flush=True,
             )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ class StepLoop:
         self._constraints = Constraints(self.scheduler, GrammarCompiler(lambda: load_trie(executor, config)))
         self._launched: Launched | None = None
         self._step_seconds = 0.0
-        self._batch_tokens = 0
+        self._batch_tokens = self._shared_steps = 0
         self._mark = 0.0
 
     @property
@@ -90,12 +90,17 @@ class StepLoop:
         batch = self.scheduler.schedule()
         launched = self.executor.execute(batch) if batch is not None else None
         finished, self._launched = self._launched, launched
-        output = self.scheduler.commit(finished.batch, finished.result()) if finished else StepOutput()
+        output = self._commit(finished) if finished is not None else StepOutput()
         self._constraints.enforce(output, launched)
         if self.adapters.busy:
             self.adapters.take_over(output, idle=launched is None and not output.sequences)
         self._measure(launched, finished)
         return output
+
+    def _commit(self, finished: Launched) -> StepOutput:
+        result = finished.result()
+        self._shared_steps += result.shared
+        return self.scheduler.commit(finished.batch, result)
 
     def fail(self, error: BaseException) -> list[Sequence]:
         """After `step` raised: end what it touched, and return it."""
@@ -110,6 +115,7 @@ class StepLoop:
         """Gauges of now and counters since start."""
         stats = self.scheduler.stats()
         stats.step_seconds, stats.batch_tokens = self._step_seconds, self._batch_tokens
+        stats.shared_prefix_steps = self._shared_steps
         slots = self.scheduler.adapters
         stats.running_adapters, stats.waiting_adapters = map(self.adapters.names, (slots.running, slots.waiting))
         self.sleeper.count(stats)

@@ -171,6 +171,7 @@ class Executor:
             # The same slots may hold other sequences now: the next decode selects its way anew.
             self._decodes = ()
         if batch.page_updates:
+            self.body.sharing.follow(batch)
             rows = self.max_num_seqs  # of a table: they lie behind one another
             changed = ((each.table * rows + each.slot, each.start, each.pages) for each in batch.page_updates)
             packed = pack_updates(changed)
@@ -193,7 +194,9 @@ class Executor:
             self._catch_up(batch)
         if batch.drafts:
             return self._verify(batch)
-        shape = self.body.wanted(self._shapes.decode(count, self.body.sampler.mode, self._adapted), batch.decodes)
+        shared = self.body.sharing.keys(batch) > 0
+        shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted, shared=shared)
+        shape = self.body.wanted(shape, batch.decodes)
         return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _catch_up(self, batch: Batch) -> None:
@@ -270,7 +273,7 @@ class Executor:
     def _read_back(self, batch: Batch, shape: StepShape, logits: torch.Tensor) -> Launched:
         """The launched step, on its way to the host; where its rows are constrained, waiting for their masks first."""
         host = self._host_tokens[batch.step % STAGES][: shape.rows]
-        launched = Launched(batch, host, sampled_rows(batch, shape))
+        launched = Launched(batch, host, sampled_rows(batch, shape), shared=shape.shared)
         if shape.drafts and self.body.speculation is not None:
             source = self.body.speculation.results(shape.rows, shape.drafts)
             launched.drafts = shape.drafts
@@ -341,7 +344,8 @@ class Executor:
 
     def kernels(self) -> dict[str, str]:
         """What runs each op that a step has used so far."""
-        return kernels_in_use(self.decoder.spec, self.device, self.arena.dtype)
+        used = kernels_in_use(self.decoder.spec, self.device, self.arena.dtype)
+        return used | {"shared_prefix_attention": str(self.body.sharing)}
 
     def rehearse(self) -> None:
         """Run every kind of step, and what happens between steps: for a rehearsal."""
@@ -350,10 +354,7 @@ class Executor:
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:
-        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch.
-
-        And copy a page that is blank still, onto itself.
-        """
+        """Run greedy decodes of these padded sizes, over padding, and copy a blank page: so kernels are loaded."""
         for pages in self._pages:
             copy_pages(pages, pages, upload([(0, 0)], self.device))
         for shape in self.graphs.missing(self._planned((GREEDY,))):

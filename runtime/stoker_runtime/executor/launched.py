@@ -34,6 +34,8 @@ class Launched:
     masks: MaskRows | None = None
     choose: Callable[[], None] | None = None
     drafts: int = 0
+    shared: bool = False
+    """A prefix that all rows have in common was attended once."""
 
     def sample(self) -> None:
         """Launch what waited for the masks."""
@@ -50,12 +52,13 @@ class Launched:
         by_row: list[int] = self.tokens.tolist()
         tokens = [by_row[row] for row in self.rows]
         if self.logprobs is None and not self.prompt_logprobs:
-            return StepResult(tokens=tokens)
+            return StepResult(tokens=tokens, shared=self.shared)
         logprobs = None
         if self.logprobs is not None:
             scored = self.logprobs.by_index()
             logprobs = [scored.get(index) for index in range(len(tokens))]
-        return StepResult(tokens, logprobs, [pending.values() for pending in self.prompt_logprobs])
+        prompt = [pending.values() for pending in self.prompt_logprobs]
+        return StepResult(tokens, logprobs, prompt, shared=self.shared)
 
     def _runs(self) -> StepResult:
         """The tokens of a step with drafts: each slot's, one after the other."""

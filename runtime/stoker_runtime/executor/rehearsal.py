@@ -24,9 +24,17 @@ LONG_CHUNKS = (2049, 4096, 8192)
 TOPS = (0, 5)  # alternatives that log-probabilities are asked with
 
 
-def rehearsed_shapes(shapes: ShapeTable, max_rows: int, max_tokens: int) -> Iterator[StepShape]:
-    """The steps that between them launch all there is: each graph's, eager ones by size, and mixed ones."""
-    yield from shapes.planned((GREEDY,))
+def rehearsed_shapes(
+    shapes: ShapeTable, max_rows: int, max_tokens: int, *, shared: bool = False
+) -> Iterator[StepShape]:
+    """The steps that between them launch all there is: each graph's, eager ones by size, and mixed ones.
+
+    `shared`: steps may share a prefix.
+    """
+    for shape in shapes.planned((GREEDY,)):
+        yield shape
+        if shared and shape.prefills == shape.drafts == 0 and shape.rows > 1:
+            yield replace(shape, shared=True)
     if shapes.verifies:
         yield shapes.verify(1, 1, SAMPLE)
     eager = [(0, 1, tokens) for tokens in (1, *LONG_CHUNKS, max_tokens)]
@@ -46,7 +54,7 @@ def rehearse_steps(
     """
     rows = len(body.row_slots)
     with body.few_layers():
-        for shape in rehearsed_shapes(shapes, rows, max_tokens):
+        for shape in rehearsed_shapes(shapes, rows, max_tokens, shared=body.sharing.space is not None):
             body(shape)
             if body.adapters is not None:
                 body(replace(shape, adapters=True))

@@ -19,6 +19,7 @@ from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
+from stoker_runtime.executor.prefix.plan import prefix_bytes
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
 from stoker_runtime.executor.states.plan import drafted_bytes
 from stoker_runtime.executor.windows.layout import kv_layout
@@ -104,8 +105,8 @@ class Staging:
 def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
-    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters, drafts,
-    states, and what sums over ranks in one order gather.
+    Slots, sampling parameters, token masks, attention scratch, what steps with a shared prefix keep, rotary tables, the
+    logits of a step, adapters, drafts, states, and what sums over ranks in one order gather.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -117,6 +118,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + (plan_bytes(sampled_rows(config)) if tables > 1 else 0)
         + SamplingState.nbytes(slots, spec.vocab)
         + 4 * slots * mask_words(spec.vocab)
+        + prefix_bytes(config, spec)
         + attention_workspace_bytes(sampled_rows(config), spec.heads, spec.attended_dim)
         + spec.rope_table_bytes(config.max_model_len)
         + logits_bytes(config, spec)

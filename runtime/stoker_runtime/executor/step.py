@@ -26,8 +26,9 @@ from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.graphs.step_shape import StepShape
+from stoker_runtime.executor.prefix.steps import SharedSteps
 from stoker_runtime.executor.resolve import sampled_rows
-from stoker_runtime.executor.state import RaggedBuffers, allocate_slots, allocate_tables
+from stoker_runtime.executor.state import RaggedBuffers, Staging, allocate_slots, allocate_tables
 from stoker_runtime.executor.states.drafted import DraftedStates
 from stoker_runtime.executor.step_tapes import StepTapes
 from stoker_runtime.executor.windows.layout import kv_layout
@@ -78,6 +79,7 @@ class StepBody:
         workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
         table, kv_dtype = self.slots.page_table, arena.dtype
         self._planner = AttentionPlanner(spec, decoder.dtype, kv_dtype, table, config.max_model_len, workspace)
+        self.sharing = SharedSteps(config, spec, (decoder.dtype, kv_dtype), device, Staging(1, device).upload)
         self.near: NearTables | None = None
         if layout.sight is not None:
             dtypes, tables = (decoder.dtype, kv_dtype), self.page_tables[1:]
@@ -137,12 +139,14 @@ class StepBody:
             slot_mapping_out=out.slot_mapping,
             seq_lens_out=out.seq_lens,
         )
+        starts = self._arange[: rows + 1]
+        prefix = self.sharing.space if shape.shared else None
         meta = self._planner.plan(
-            row_slots, self._arange[: rows + 1], out.seq_lens, decodes=rows, tokens=rows, max_query_len=1
+            row_slots, starts, out.seq_lens, decodes=rows, tokens=rows, max_query_len=1, prefix=prefix
         )
         adapters = None
         if shape.adapters and self.adapters is not None:
-            adapters = self.adapters.of_decode(row_slots, self._arange[: rows + 1])
+            adapters = self.adapters.of_decode(row_slots, starts)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
         if self.near is not None:
             inputs = replace(inputs, pages=self.near.of_decode(row_slots, self.slots, self.page_size, out, meta))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.attention import AttentionMeta, AttentionWorkspace, plan_attention
+from stoker_kernels.attention import AttentionMeta, AttentionWorkspace, PrefixSpace, cut_prefix, plan_attention
 from stoker_kernels.latent_attention import plan_latent_attention
 from stoker_runtime.models.spec import ModelSpec
 
@@ -50,8 +50,12 @@ class AttentionPlanner:
         decodes: int,
         tokens: int,
         max_query_len: int,
+        prefix: PrefixSpace | None = None,
     ) -> AttentionMeta:
-        """Of a step of `tokens` whose first `decodes` rows run one each; the shapes are those of `AttentionMeta`."""
+        """Of a step of `tokens` whose first `decodes` rows run one each; the shapes are those of `AttentionMeta`.
+
+        `prefix`: of what all rows of a step of decodes begin with, which is attended apart from the rest.
+        """
         spec = self._spec
         meta = AttentionMeta(
             page_table=self._page_table,
@@ -68,6 +72,8 @@ class AttentionPlanner:
             return plan_latent_attention(
                 meta, heads=spec.heads, rank=spec.latent.kv_lora_rank, dtype=self._dtype, kv_dtype=self._kv_dtype
             )
+        if prefix is not None:
+            meta = cut_prefix(meta, prefix)
         return plan_attention(
             meta,
             num_tokens=tokens,

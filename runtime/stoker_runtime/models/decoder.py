@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.activation import scale_and_cap, sigmoid_mul
-from stoker_kernels.attention import BlockPattern, paged_attention
+from stoker_kernels.attention import BlockPattern, paged_attention, shared_prefix_attention
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
@@ -284,20 +284,23 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
-        output = paged_attention(
-            query,
-            k_cache,
-            v_cache,
-            pages.attention,
-            scale=spec.attention_scale,
-            window=spec.windows[index],
-            softcap=spec.attention_softcap,
-            sinks=layer.sinks,
-            slopes=self._slopes,
-            pattern=self._patterns[index],
-            k_scale=k_scale,
-            v_scale=v_scale,
-        )
+        operands = (query, k_cache, v_cache, pages.attention)
+        if pages.attention.shared is not None:
+            output = shared_prefix_attention(
+                *operands, scale=spec.attention_scale, k_scale=k_scale, v_scale=v_scale
+            )
+        else:
+            output = paged_attention(
+                *operands,
+                scale=spec.attention_scale,
+                window=spec.windows[index],
+                softcap=spec.attention_softcap,
+                sinks=layer.sinks,
+                slopes=self._slopes,
+                pattern=self._patterns[index],
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
         heads = output.view(output.shape[0], spec.q_size)
         return heads if gate is None else sigmoid_mul(heads, gate)
 

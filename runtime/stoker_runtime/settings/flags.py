@@ -282,6 +282,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
     Flag(
+        "disable-cascade-attn",
+        "disable_cascade_attn",
+        switch,
+        KERNELS,
+        "attend what all rows of a decode step begin with once for each row",
+    ),
+    Flag(
         "batch-invariant",
         "batch_invariant",
         switch,

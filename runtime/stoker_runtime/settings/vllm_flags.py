@@ -19,9 +19,10 @@ from stoker_runtime.settings.vllm_values import Values, decimal, listed, whole
 
 ACTS = (
     *("allow-credentials", "allowed-headers", "allowed-methods", "allowed-origins", "api-key", "api-server-count"),
-    *("block-size", "chat-template", "config", "data-parallel-size", "device", "disable-custom-all-reduce"),
-    *("disable-hybrid-kv-cache-manager", "disable-log-requests", "disable-uvicorn-access-log", "dtype"),
-    *("enable-auto-tool-choice", "enable-expert-parallel", "enable-log-requests", "enable-lora"),
+    *("block-size", "chat-template", "config", "data-parallel-size", "device", "disable-cascade-attn"),
+    *("disable-custom-all-reduce", "disable-hybrid-kv-cache-manager", "disable-log-requests"),
+    *("disable-uvicorn-access-log", "dtype", "enable-auto-tool-choice"),
+    *("enable-expert-parallel", "enable-log-requests", "enable-lora"),
     *("enable-prefix-caching", "enable-sleep-mode", "enforce-eager", "generation-config", "gpu-memory-utilization"),
     *("host", "kv-cache-dtype", "kv-events-config", "kv-offloading-size", "lora-modules", "master-addr", "master-port"),
     *("max-cpu-loras", "max-lora-rank", "max-loras", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),

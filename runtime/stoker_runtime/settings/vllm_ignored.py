@@ -130,7 +130,6 @@ IGNORED: dict[str, Ignored] = {
     "cudagraph-capture-sizes": Ignored(wholes(1), _CAPTURE),
     "data-parallel-backend": Ignored(one_of("mp", "ray"), _RANKS),
     "disable-async-output-proc": Ignored(None, "steps are always launched one ahead"),
-    "disable-cascade-attn": Ignored(None, "there is no cascade attention"),
     "disable-chunked-mm-input": Ignored(None, _MEDIA),
     "disable-frontend-multiprocessing": Ignored(None, "the engine has a process of its own, beside the server's"),
     "disable-log-stats": Ignored(None, "figures are at /metrics; the log has a line of them only for drafts"),

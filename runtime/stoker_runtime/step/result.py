@@ -23,7 +23,7 @@ class StepResult:
     slot whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list
     per chunk of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
     Of a batch with drafts each slot has `counts[i]` ≥ 1 tokens, and log-probabilities, one after the other;
-    `offered[i]` drafts were verified for it.
+    `offered[i]` drafts were verified for it. `shared`: a prefix that all rows have in common was attended once.
     """
 
     tokens: list[int]
@@ -31,6 +31,7 @@ class StepResult:
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     counts: list[int] | None = None
     offered: list[int] = field(default_factory=list)
+    shared: bool = False
 
     @property
     def rows(self) -> int:

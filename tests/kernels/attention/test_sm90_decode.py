@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.kernels.attention.batches import AttentionBatch, Shape, give_up, rand
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
-from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.reference import Cache, reference_attention
 from stoker_kernels.attention.sm90_decode import DecodeArguments
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -128,3 +129,40 @@ TAILED = [300, 1, 0, 700, 64, 90, 513, 65, 640, 1000, 200, 30, 150]
 def test_whole_streams_and_a_tail_match(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
     for seed in range(2):
         check(kernels, shape(64, 2, 7, cache), TAILED, plan, seed=seed, stages=2 + 2 * seed, settled=seed > 0)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("plan", "parts"), [(Plan(1), 3), (Plan(5), 1), (Plan(9, whole=True), 6)], ids=str)
+def test_results_of_keys_before_are_merged(
+    kernels: ctypes.CDLL, plan: Plan, parts: int, cache: torch.dtype
+) -> None:
+    """What the rows attended elsewhere weighs by its log-sum-exp; one row has nothing of it, and padding stays zero."""
+    lengths = [130, 0, 1, 64, 300]
+    batch = random_batch(shape(32, 2, 5, cache), [(1, n) for n in lengths], decodes=len(lengths), seed=parts)
+    generator = torch.Generator().manual_seed(parts)
+    values = torch.randn(parts, *batch.q.shape, generator=generator)
+    lse = torch.randn(parts, *batch.q.shape[:2], generator=generator) * 3 + 8
+    for row in (1, 3):
+        values[:, row], lse[:, row] = 0.0, -torch.inf
+    got = run(kernels, batch, plan, before=(values, lse))
+    own = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options)
+    v_scale = torch.ones(2) if batch.v_scale is None else batch.v_scale
+    results = torch.cat((own[None], values * v_scale.repeat_interleave(5)[:, None]))
+    weights = torch.softmax(torch.cat((log2_sums(batch)[None], lse)) * math.log(2), 0).nan_to_num(0.0)
+    want = (results * weights[..., None]).sum(0)
+    torch.testing.assert_close(got.float(), want, atol=1.2e-2, rtol=1.2e-2)
+    assert not got[1].any()
+
+
+def log2_sums(batch: AttentionBatch) -> torch.Tensor:
+    """log2 of the sums of the rows' weights, `[rows, Hq]`."""
+    group = batch.q.shape[1] // batch.k.shape[1]
+    cache = Cache(batch.k, batch.v, batch.k_scale, batch.v_scale)
+    sums = torch.full(batch.q.shape[:2], -torch.inf)
+    for row, (_, keys) in enumerate(batch.rows):
+        if keys:
+            slot = batch.meta.seq_slots[row : row + 1].long()
+            k = cache.gather(batch.meta.page_table[slot], keys)[0][0].repeat_interleave(group, 0)
+            logits = torch.einsum("hd,hkd->hk", batch.q[row].float(), k) * batch.scale
+            sums[row] = torch.logsumexp(logits, -1) / math.log(2)
+    return sums

@@ -106,8 +106,12 @@ def decode_step(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     settled: bool = True,
+    before: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> DecodeStep:
-    """The decode rows of a batch cut by `plan`, with poisoned results; without decode rows there are no shares."""
+    """The decode rows of a batch cut by `plan`, with poisoned results; without decode rows there are no shares.
+
+    `before` are the values and the log-sum-exp of `ResultsBefore`.
+    """
     _, kv_heads, page, dim = batch.k.shape
     group = batch.q.shape[1] // kv_heads
     m = batch.meta
@@ -118,12 +122,12 @@ def decode_step(
     tickets = torch.zeros(3, dtype=torch.int32)
     arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
     tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, tickets, partial, lse, arrivals,
-               batch.k_scale, batch.v_scale, sinks)  # fmt: skip
+               batch.k_scale, batch.v_scale, sinks, *(before or (None, None)))  # fmt: skip
     arguments = DecodeArguments(
         *(None if t is None else t.data_ptr() for t in tensors),
         batch.scale * LOG2E, softcap,
         window, plan.window, m.num_decodes, kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
         page.bit_length() - 1, kv_heads * page, page, min(BOX_ROWS, page), stages, len(shares) if m.num_decodes else 0,
-        settled,
+        settled, len(before[0]) if before else 0,
     )  # fmt: skip
     return DecodeStep(batch, arguments, out, shares, tickets, arrivals, (partial, lse))

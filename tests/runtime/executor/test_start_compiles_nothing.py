@@ -136,6 +136,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(torch, "mm", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
     monkeypatch.setattr("stoker_runtime.models.attention_plan.plan_attention", choose.plan_attention)
+    monkeypatch.setattr("stoker_runtime.executor.prefix.steps.sm_of", lambda device: SM)
     monkeypatch.setattr(sm90_decode, "launch_streams", lambda *_, **__: None)
     monkeypatch.setattr(sm90_mixed, "launch_mixed", lambda *_, **__: None)
     monkeypatch.setattr(sm90_decode, "sm_count", lambda device: 132)
@@ -247,6 +248,8 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     """Each kind of step that the executor takes, and what it does between steps."""
     for shape in table.planned((GREEDY,)):
         body(shape)
+        if body.sharing.space is not None and shape.prefills == 0 and shape.rows > 1:
+            body(replace(shape, shared=True))
     for mode in (SAMPLE, ADJUST):
         for shape in (StepShape(1, 0, 0, mode), StepShape(16, 0, 0, mode), StepShape(8, 8, 128, mode)):
             body(shape)
@@ -398,6 +401,30 @@ def test_steps_with_adapters_have_precompiled_variants(
     launched = recorder.take().values()
     names = {wanted.kernel.partition(".")[2] for wanted in launched}
     assert {"gather_adapters_kernel", "group_tokens_kernel", "lora_shrink_kernel", "lora_expand_kernel"} <= names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])
+@pytest.mark.parametrize(
+    ("model", "page", "kv"),
+    [("Llama-2-7B", 16, "auto"), ("TinyLlama-1.1B", 128, "fp8"), ("Danube3-4B", 32, "fp8"), ("Falcon3-1B", 64, "auto")],
+)
+def test_steps_with_a_shared_prefix_have_precompiled_variants(
+    model: str, page: int, kv: str, streams: bool, recorder: Recorder, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, table = make_body(model, page, "none", kv)
+    choose_attention(body, streams, monkeypatch)
+    recorder.take()
+    for rows in (2, 7, 33, 250, 1000):
+        for mode in (GREEDY, SAMPLE):
+            body(table.decode(rows, mode, shared=True))
+    launched = recorder.take().values()
+    names = {wanted.kernel.partition(".")[2] for wanted in launched}
+    assert {"cut_prefix_kernel", "shared_prefix_kernel"} <= names
+    own = [wanted.constants["BEFORE"] for wanted in launched if wanted.kernel.endswith(".decode_kernel")]
+    assert all(own)
+    assert streams or own
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
 

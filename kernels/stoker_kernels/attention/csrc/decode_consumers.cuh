@@ -106,10 +106,60 @@ __device__ __forceinline__ void add_values(Result& a, const Exchange& from, cons
 
 // ---- a stream's end ----------------------------------------------------------------------------------------------
 
-// Writes the stream's result. `a` need not be normalised.
+// Calls visit(c, offset in a slot's results, j, half) for the lane's elements in heads that are there.
+template <typename Cache, typename Visit>
+__device__ __forceinline__ void each_element(int group, int warp, int lane, Visit visit) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int head = lane % 4 * 2 + c;
+    if (head >= group) continue;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        visit(c, head * HEAD_DIM + Fragments<Cache>::dimension(j, half, warp, lane), j, half);
+      }
+    }
+  }
+}
+
+// Adds what the stream's query attended before the keys of its page table; a row of padding has nothing of it.
 template <typename Cache>
-__device__ __forceinline__ void write_output(const DecodeArguments& g, const Header& h, const Result& a, int warp,
-                                             int lane) {
+__device__ __forceinline__ void add_before(const DecodeArguments& g, const Header& h, Result& a, int warp, int lane) {
+  const int heads[2] = {min(lane % 4 * 2, g.group - 1), min(lane % 4 * 2 + 1, g.group - 1)};
+  const int of_part = g.rows * g.kv_heads * g.group, first = (h.row * g.kv_heads + h.head) * g.group;
+  float top[2] = {a.m[0], a.m[1]};
+#pragma unroll 4
+  for (int part = 0; part < g.parts; ++part) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) top[c] = fmaxf(top[c], load_float(g.before_lse + part * of_part + first + heads[c]));
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const float kept = weight(a.m[c], top[c]);
+    a.m[c] = top[c];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) a.sums[j][c] *= kept, a.sums[j][c + 2] *= kept;
+  }
+#pragma unroll 4
+  for (int part = 0; part < g.parts; ++part) {
+    const int64_t at_part = static_cast<int64_t>(part) * of_part + first;
+    float w[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      w[c] = weight(load_float(g.before_lse + at_part + heads[c]), top[c]);
+      a.sums[2][c] += w[c];
+    }
+    each_element<Cache>(g.group, warp, lane, [&](int c, int at, int j, int half) {
+      a.sums[j][c + 2 * half] += w[c] * load_float(g.before + at_part * HEAD_DIM + at);
+    });
+  }
+}
+
+// Writes the stream's result. `a` need not be normalised. BEFORE: steps may come with results of keys before.
+template <typename Cache, bool BEFORE>
+__device__ __forceinline__ void write_output(const DecodeArguments& g, const Header& h, Result& a, int warp, int lane) {
+  if (BEFORE && g.parts > 0) add_before<Cache>(g, h, a, warp, lane);
   float o[2][4];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
@@ -132,23 +182,6 @@ __device__ __forceinline__ void write_output(const DecodeArguments& g, const Hea
 // Which of a share's two slots of partial results its part of the stream lies in.
 __device__ __forceinline__ int partial_slot(int share, const Header& h) {
   return 2 * share + (share == h.first_share && h.flags & STARTS ? 1 : 0);
-}
-
-// Calls visit(c, offset in a slot's results, j, half) for the lane's elements in heads that are there.
-template <typename Cache, typename Visit>
-__device__ __forceinline__ void each_element(int group, int warp, int lane, Visit visit) {
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int head = lane % 4 * 2 + c;
-    if (head >= group) continue;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        visit(c, head * HEAD_DIM + Fragments<Cache>::dimension(j, half, warp, lane), j, half);
-      }
-    }
-  }
 }
 
 // Leaves this share's normalised result in memory.
@@ -197,7 +230,7 @@ __device__ __forceinline__ void add_shares(const DecodeArguments& g, const Heade
 
 // Arrives at the streams that this share has part of, its first and its last (none: first_share is last_share), and
 // writes those that it is the last to arrive at.
-template <typename Cache>
+template <typename Cache, bool BEFORE>
 __device__ __forceinline__ void combine_shares(const DecodeArguments& g, const Header (&open)[2], Result& a, int* last,
                                                int warp, int lane) {
   named_barrier(1, CONSUMER_THREADS);  // puts all partial results before the one thread's release
@@ -215,7 +248,7 @@ __device__ __forceinline__ void combine_shares(const DecodeArguments& g, const H
   for (int i = 0; i < 2; ++i) {
     if (!last[i]) continue;
     add_shares<Cache>(g, open[i], a, warp, lane);
-    write_output<Cache>(g, open[i], a, warp, lane);
+    write_output<Cache, BEFORE>(g, open[i], a, warp, lane);
   }
 }
 
@@ -267,7 +300,7 @@ __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRi
     if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
     if (h.flags & LAST) {
       if (h.first_share == h.last_share) {
-        write_output<Cache>(g, h, a, warp, lane);
+        write_output<Cache, !Tiles::any>(g, h, a, warp, lane);
       } else {
         leave_partial<Cache>(g, h, a, warp, lane);
         if (h.share == h.first_share) {
@@ -279,7 +312,7 @@ __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRi
     }
     if (h.flags & END) {
       if (open[0].last_share > open[0].first_share || open[1].last_share > open[1].first_share) {
-        combine_shares<Cache>(g, open, a, ring.last, warp, lane);
+        combine_shares<Cache, !Tiles::any>(g, open, a, ring.last, warp, lane);
         open[0] = open[1] = {};
       }
       if (h.flags & STOP) return;

@@ -39,9 +39,11 @@ struct DecodeArguments {
   const float* k_scale;
   const float* v_scale;
   const float* sinks;
+  const float* before;      // [parts, rows, query heads, 128]: attention to keys before those of the page table,
+  const float* before_lse;  // [parts, rows, query heads]: normalised, without v_scale; its log₂-sum-exp
   float scale_log2, softcap;
   int window, plan_window, rows, kv_heads, group, q_stride, out_stride, table_stride;
-  int page_shift, page_rows, head_rows, box_rows, stages, num_shares, settled;
+  int page_shift, page_rows, head_rows, box_rows, stages, num_shares, settled, parts;
 };
 
 // Work for a CTA: `units` units from (row, head, block) on; blocks count units from the row's first key on. Shares are

@@ -31,7 +31,8 @@ class StepShape:
     """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode.
 
     `adapters`: at least one row goes through an adapter. Where there are `drafts`, each row decodes its last token and
-    so many drafts. `scored`: log-probabilities are wanted of what several ranks would sample together.
+    so many drafts. `scored`: log-probabilities are wanted of what several ranks would sample together. `shared`: a step
+    of decodes alone, which attends once for all rows what all begin with.
     """
 
     decodes: int
@@ -41,6 +42,7 @@ class StepShape:
     adapters: bool = False
     drafts: int = 0
     scored: bool = False
+    shared: bool = False
 
     @property
     def whole(self) -> bool:
@@ -103,10 +105,10 @@ class ShapeTable:
         mixed = (rows + longest for rows in self._mixed_sizes if rows + GRAPH_PREFILLS <= self._max_rows)
         return max(self._decode_sizes[-1], self._verify_tokens, min(self._max_tokens, max(mixed, default=0)))
 
-    def decode(self, count: int, mode: str, adapters: bool = False) -> StepShape:
+    def decode(self, count: int, mode: str, adapters: bool = False, *, shared: bool = False) -> StepShape:
         """The shape of a pure decode step of `count` rows."""
         rows = self._decode_sizes[bisect_left(self._decode_sizes, count)] if self._padded else count
-        return StepShape(rows, 0, 0, mode, adapters)
+        return StepShape(rows, 0, 0, mode, adapters, shared=shared)
 
     def verify(self, count: int, drafts: int, mode: str, adapters: bool = False) -> StepShape:
         """The shape of a step of `count` rows that verifies up to `drafts` drafts each."""
