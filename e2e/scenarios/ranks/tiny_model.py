@@ -1,7 +1,6 @@
 """A Llama of random weights, whose heads two ranks can share; its tokens are letters.
 
 Invariants: small enough for a ConfigMap that kubectl applies, which is a quarter of a MiB.
-
 Knows nothing of clusters.
 """
 
