@@ -305,6 +305,25 @@ def groups_defined(control_plane: Path, kubectl: Callable[..., str]) -> Iterator
 
 
 @pytest.fixture
+def published(control_plane: Path, tmp_path: Path) -> Iterator[None]:
+    """The groups' own controller at work, where it is built and the API server is of this machine."""
+    from e2e.cluster import groups
+    from e2e.cluster.binaries import find
+    from e2e.cluster.processes import Processes
+
+    if find(groups.BINARY) is None:
+        pytest.skip(f"LeaderWorkerSet's controller is not built: python e2e/cluster/rig.py build {groups.BINARY}")
+    if not control_plane.with_name("kube-apiserver.log").exists():
+        pytest.skip("an API server elsewhere cannot ask a controller on this machine")
+    publisher = groups.Publisher(tmp_path, control_plane, Processes(tmp_path / "processes.json", tmp_path))
+    try:
+        publisher.install()
+        yield
+    finally:
+        publisher.remove()
+
+
+@pytest.fixture
 async def cluster(namespace: str) -> AsyncIterator[Cluster]:
     connection = await Cluster.connect()
     yield connection

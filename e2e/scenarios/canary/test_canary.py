@@ -4,6 +4,7 @@ itself, or by a person; meanwhile clients stream, and not one of their requests 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,31 @@ def test_a_bad_one_is_taken_back_by_itself(place: Kube, say: Say, how: str) -> N
     conditions = stoker.conditions(place, "model")
     assert (conditions["Canary"]["status"], conditions["Canary"]["reason"]) == ("False", "CanaryFailed")
     assert conditions["Ready"]["status"] == "True", "what became of a canary is no trouble of the service's"
+    assert lives(place) == way.before
+
+
+def test_one_that_is_slow_to_its_first_token_is_taken_back(place: Kube, say: Say) -> None:
+    """Its pods run one request at a time, so every other one waits for its first token until those before it are over;
+    none of them fails, and what streams goes no slower.
+    """
+    way = serving(place)
+    judged = {"window": "25s", "tolerance": {"firstToken": 100, "tokens": 100}}
+    with streaming(stoker.url(place, "model"), "model", clients=8, tokens=24) as streams:
+        streams.wait_running(4)
+        watch = stoker.Stopwatch()
+        try_out(place, steps=[50], runtime={"maxConcurrency": 1}, **judged)
+        found = way.until("Failed", 400)
+        say(f"canary: a slow one was taken back after {watch.seconds:.0f} s, {streams.whole} streams were whole")
+        eventually("its pods are gone", lambda: gone(place), 240)
+        streams.wait_more(4)
+    mine, stable = found["canary"], found["stable"]
+    assert re.match(r"its first token took \S+ s on average, the stable revision's \S+ s$", found["why"]), found
+    assert mine["firstTokenSeconds"] > 2 * stable["firstTokenSeconds"]
+    assert min(mine["requests"], stable["requests"]) >= JUDGED["requests"]
+    assert (mine["failed"], stable["failed"]) == (0, 0)
+    conditions = stoker.conditions(place, "model")
+    assert (conditions["Canary"]["status"], conditions["Canary"]["reason"]) == ("False", "CanaryFailed")
+    assert conditions["Ready"]["status"] == "True"
     assert lives(place) == way.before
 
 

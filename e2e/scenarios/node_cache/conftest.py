@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from e2e.cluster.backend import Given
@@ -14,11 +14,14 @@ SIZE = "330Mi"
 
 
 @pytest.fixture(scope="module")
-def node_cache(installed: Kube, given: Given) -> Iterator[None]:
-    """Switched on by an upgrade, as a person would, and off by another one; its folder goes with the rig's node."""
-    folder = given.node.layout.data / "node-cache" if given.node is not None else "/var/lib/stoker/models"
+def node_cache(installed: Kube, given: Given) -> Iterator[Callable[[str], None]]:
+    """Switched on by an upgrade, as a person would, and off by another one; its folder goes with the rig's node.
 
-    def switch(value: str) -> None:
+    The value brings the node a disk on which nothing is, of another name.
+    """
+
+    def switch(value: str, name: str = "node-cache") -> None:
+        folder = given.node.layout.data / name if given.node is not None else f"/var/lib/stoker/{name}"
         settings = (
             "--reuse-values",
             f"--set=nodeCache.enabled={value},nodeCache.size={SIZE},nodeCache.folder={folder}",
@@ -26,5 +29,5 @@ def node_cache(installed: Kube, given: Given) -> Iterator[None]:
         installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
 
     switch("true")
-    yield
+    yield lambda name: switch("true", name)
     switch("false")

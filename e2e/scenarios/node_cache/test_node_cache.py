@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from e2e.cluster.binaries import Say
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 
@@ -48,6 +50,39 @@ def test_a_node_fetches_once_and_serves_restricted_pods(place: Kube, hub: stoker
     eventually("volumes go with their pods", lambda: not _volumes(place), 180)
 
 
+def test_a_node_is_filled_before_a_pod_needs_it(
+    place: Kube, hub: stoker.Hub, node_cache: Callable[[str], None], say: Say
+) -> None:
+    """A service without pods, whose node has got another disk since its weights were fetched, is prewarmed."""
+    start = len(hub.log())
+    place.apply(node_service("ahead", replicas=0))
+    stoker.wait_reason(place, "ahead", "ScaledToZero")
+    eventually("the weights are known", lambda: _is_cached(place, "ahead"), 60)
+    assert len(hub.downloads(start)) == 1, "one file, fetched once"
+    node_cache("node-cache-of-another-disk")
+    assert not _copies(place), "the other disk has something"
+
+    place.merge("infsvc", "ahead", {"spec": {"cache": {"prewarm": True}}})
+    watch = stoker.Stopwatch()
+    (copy,) = eventually("the node has the copy", lambda: _copies(place), 120)
+    say(f"node cache: a node had the copy {watch.seconds:.1f} s after it was to be prewarmed, and no pod had asked")
+    assert len(hub.downloads(start)) == 2, "one file, fetched once more"
+    eventually("the node is counted", lambda: _counted(place, "ahead") == 1, 240)
+    (told,) = _jobs_told(place)
+    assert "has no copy of" in told
+    assert "a pod waits" not in told
+    assert not stoker.engine_pods(place, "ahead")
+
+    watch = stoker.Stopwatch()
+    place.kubectl("scale", "infsvc/ahead", "--replicas=1")
+    stoker.wait_ready(place, "ahead")
+    say(f"node cache: its first pod served {watch.seconds:.1f} s after it was asked for")
+    stoker.ask(stoker.url(place, "ahead"), "ahead")
+    assert len(hub.downloads(start)) == 2, "its pod had to wait for a fetch"
+    assert _jobs_told(place) == [told], "a Job was begun for a pod whose node had the copy"
+    assert _copies(place) == {copy}
+
+
 def test_pods_that_fetch_for_themselves(place: Kube, hub: stoker.Hub) -> None:
     start = len(hub.log())
     place.apply(stoker.service("alone", cache={"mode": "None", "pvc": {"size": "150Mi"}}))
@@ -55,6 +90,27 @@ def test_pods_that_fetch_for_themselves(place: Kube, hub: stoker.Hub) -> None:
     assert len(hub.downloads(start)) == 2, "to find out what it is, and for the pod"
     stoker.ask(stoker.url(place, "alone"), "alone")
     assert place.items("persistentvolumeclaims") == []
+
+
+def _is_cached(kube: Kube, name: str) -> bool:
+    return bool(stoker.conditions(kube, name)["ModelCached"]["status"] == "True")
+
+
+def _counted(kube: Kube, name: str) -> int | None:
+    """On how many nodes its copy lies, by its status; None while that is not known."""
+    found: int | None = kube.get("infsvc", name).get("status", {}).get("cache", {}).get("nodes")
+    return found
+
+
+def _jobs_told(kube: Kube) -> list[str]:
+    """What events say of each Job that was begun to bring a copy to a node."""
+    return [item["message"] for item in kube.items("events") if item["message"].startswith("Created Job ahead-fill-")]
+
+
+def _copies(kube: Kube) -> set[str]:
+    """What the nodes have, by the labels that their agents give them: one a namespace and digest."""
+    labels = (node["metadata"].get("labels") or {} for node in kube.items("nodes"))
+    return {label for each in labels for label in each if label.startswith("copy.stoker.dev/")}
 
 
 def _volumes(kube: Kube) -> list[str]:

@@ -68,8 +68,9 @@ def read_groups(
     there = [pod for pod in pods if not is_terminating(pod) and not is_finished(pod)]
     current = str((template["leaderTemplate"]["metadata"].get("labels") or {}).get(TEMPLATE_KEY, ""))
     updated = [pod for pod in there if template_hash(pod) == current]
+    desired = int(live["spec"].get("replicas", 1))
     return Rollout(
-        desired=int(live["spec"].get("replicas", 1)),
+        desired=desired,
         total=len(there),
         ready=sum(map(ready, there)),
         updated=len(updated),
@@ -78,6 +79,8 @@ def read_groups(
         current=current,
         floor=floor,
         members=size,
+        # Groups are numbered from 0: one of a higher number than is wanted is there while others are changed.
+        standing_in=sum(index_of(pod).isdigit() and int(index_of(pod)) >= desired for pod in there),
     )
 
 

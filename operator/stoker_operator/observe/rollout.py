@@ -25,7 +25,8 @@ class Rollout:
 
     `failed` is the Deployment's own word that it makes no progress any more, "" = it does. `floor`: with an autoscaler,
     so many ready pods are enough; what it adds beyond is load, not a rollout. `members`: pods that are one replica;
-    where there are several, every number is one of groups.
+    where there are several, every number is one of groups. `standing_in`: of those that there are, groups that go once
+    the ones whose place they take are made anew.
     """
 
     desired: int = 0
@@ -40,6 +41,7 @@ class Rollout:
     deadline_exceeded: bool = False
     floor: int | None = None
     members: int = 1
+    standing_in: int = 0
 
     @property
     def unit(self) -> str:
@@ -52,7 +54,7 @@ class Rollout:
         if not self.current:
             return False
         if self.floor is None or self.desired == 0:
-            return self.updated_ready == self.desired == self.total
+            return self.updated_ready == self.desired == self.total and not self.standing_in
         return self.updated == self.total and self.updated_ready >= min(self.floor, self.desired)
 
 

@@ -22,7 +22,7 @@ from stoker_operator.observe.capacity import allocatable_gpus, candidates
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
-from stoker_operator.plan.jobs import attempt_of, begun_at, condition_time, delete, is_finished, time_of
+from stoker_operator.plan.jobs import attempt_of, begun_at, condition_time, delete, is_finished, pods_of, time_of
 from stoker_operator.plan.wording import counted, sentence
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService
@@ -30,7 +30,7 @@ from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceSe
 Object = Mapping[str, Any]
 FIRST_DELAY_SECONDS = 30
 LONGEST_DELAY_SECONDS = 600
-# An agent that has not served a copy so long after a Job brought it has given it up meanwhile.
+# An agent that has not served a copy so long after a Job brought it, or a pod asked for it, has given it up meanwhile.
 SERVED_SECONDS = 60
 LOOK_SECONDS = 60.0
 # Nodes that are filled at a time before anybody waits for them.
@@ -60,8 +60,14 @@ def plan_nodes(
     draft = _Draft(service, observed, settings, model, now)
     waiting = _waiting(service, observed, model) | _broken(observed, model, jobs)
     have = _having(service, observed, model)
-    cold = _cold(service, observed, have or frozenset(), waiting)
+    there = (have or frozenset()) | _fetched(observed, model, now)
+    cold = _cold(service, observed, there, waiting)
     for node in (*waiting, *cold):
+        asked = _asked_since(service, observed, model, node) if node in there else None
+        lent = asked + timedelta(seconds=SERVED_SECONDS) if asked is not None else now
+        if waiting.get(node) != _REPAIR and now < lent:
+            draft.expect(node, lent)
+            continue
         mine = sorted((job for job in jobs if _for(job, node, model)), key=attempt_of)
         draft.fill(node, mine, waiting.get(node, ""))
     for job in jobs:
@@ -103,6 +109,11 @@ class _Draft:
             return
         self._begin(node, attempt_of(latest) + 1 if latest is not None else 1, claim)
 
+    def expect(self, node: str, due: datetime) -> None:
+        """A pod has just come to a node that has the copy: its agent serves it in a moment; if not, a Job looks."""
+        self.due.append(max((due - self.now).total_seconds(), 1.0))
+        self.words.append(Finding("FillingNode", f"Node {node} has the copy, and is about to lend it to its pod."))
+
     def _due(self, latest: Object | None, *, repair: bool) -> datetime:
         """When the next Job of a node may begin."""
         failed = condition_time(latest, "Failed") if latest is not None else None
@@ -130,6 +141,30 @@ def _waiting(service: InferenceService, observed: Observed, model: FetchedModel)
         if _is_of(notes, model):
             found.setdefault(notes[copies.SELECTED_NODE], str(claim["metadata"]["name"]))
     return dict(sorted(found.items()))
+
+
+def _asked_since(service: InferenceService, observed: Observed, model: FetchedModel, node: str) -> datetime | None:
+    """Since when a pod waits for a node's copy; None where none does, or nobody knows."""
+    found = [
+        time_of(str(claim["metadata"].get("creationTimestamp", "")))
+        for claim in _claims(service, observed, copies.READER)
+        if _is_of(notes := claim["metadata"].get("annotations") or {}, model) and notes[copies.SELECTED_NODE] == node
+    ]
+    return min((since for since in found if since is not None), default=None)
+
+
+def _fetched(observed: Observed, model: FetchedModel, now: datetime) -> frozenset[str]:
+    """The nodes on which the first Job, which is bound to none, has just brought the copy: no label tells of it yet."""
+    found = set()
+    for job in observed.jobs:
+        ended = condition_time(job, "Complete")
+        if ended is None or is_fill(job) or now > ended + timedelta(seconds=SERVED_SECONDS):
+            continue
+        for pod in pods_of(observed, job):
+            outcome = fetch_outcome([pod])
+            if isinstance(outcome, FetchedModel) and outcome.digest == model.digest:
+                found.add(str(pod.get("spec", {}).get("nodeName", "")))
+    return frozenset(found)
 
 
 def _claims(service: InferenceService, observed: Observed, component: str) -> list[Object]:

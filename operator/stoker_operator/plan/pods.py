@@ -163,6 +163,8 @@ def _unsettled(service: InferenceService, observed: Observed, done: str) -> Find
     old = state.total - state.updated
     if old:
         text += f"; {old} of an older revision still {'runs' if old == 1 else 'run'}"
+    if state.standing_in and not old and state.total <= state.desired:
+        text += f"; {counted(state.standing_in, state.unit)} beside those wanted until these are made anew"
     if state.terminating:
         text += f"; {state.terminating} {'is' if state.terminating == 1 else 'are'} on the way out"
     pulling = sum(map(_pulls_the_model, pods_that_count(observed)))

@@ -113,6 +113,24 @@ def test_what_was_given_up_since_is_brought_again(built: InferenceService, model
     assert begun(later) == [("n", "2")]
 
 
+def test_a_node_that_has_the_copy_has_a_moment_to_lend_it(built: InferenceService, model: FetchedModel) -> None:
+    """A pod's claim is seen before its agent has served it: that is no reason for a Job."""
+    claim = waiting(built, model, "n-9")
+    claim["metadata"] |= {"creationTimestamp": stamp(3)}
+    nodes = (node("n-9", copies.SERVED, copies.copy_label(built.namespace, model.digest)), node("n-8", copies.SERVED))
+    plan = plan_nodes(built, Observed(claims=(claim,), nodes=nodes), SETTINGS, model, NOW)
+    assert not begun(plan)
+    assert plan.finding is not None
+    assert (plan.finding.reason, plan.requeue_after) == ("FillingNode", 57)
+    later = plan_nodes(
+        built, Observed(claims=(claim,), nodes=nodes), SETTINGS, model, NOW + timedelta(seconds=plan.requeue_after + 1)
+    )
+    assert begun(later) == [("n-9", "1")], "it has given it up meanwhile"
+    elsewhere = waiting(built, model, "n-8")
+    elsewhere["metadata"] |= {"creationTimestamp": stamp(3)}
+    assert begun(plan_nodes(built, Observed(claims=(elsewhere,), nodes=nodes), SETTINGS, model, NOW)) == [("n-8", "1")]
+
+
 def test_a_full_node_is_told_in_its_agents_words(built: InferenceService, model: FetchedModel) -> None:
     claim = waiting(built, model, "n", **{copies.FULL: "Node n has no room for 4.2 GB: free the disk"})
     plan = plan_nodes(built, Observed(claims=(claim,)), SETTINGS, model, NOW)
@@ -139,6 +157,24 @@ def test_a_copy_that_rotted_is_mended_where_it_lies(built: InferenceService, mod
     assert not plan_nodes(built, Observed(engine_pods=(pod,), jobs=(mended,)), SETTINGS, model, NOW).actions
     before = ended(dict(action.manifest), "Complete", 90)
     assert begun(plan_nodes(built, Observed(engine_pods=(pod,), jobs=(before,)), SETTINGS, model, NOW))
+
+
+def test_the_node_of_the_first_fetch_is_warm(service: Build, model: FetchedModel) -> None:
+    """It has the copy before its label says so."""
+    built = service(cache={"mode": "Node", "prewarm": True}, resources={"gpus": 0})
+    nodes = (node("first", copies.SERVED), node("second", copies.SERVED))
+    job = ended(manifests.prefetch_job(built, SETTINGS, "Node", 1), "Complete", 7)
+    report = {"resolvedRevision": "c" * 40, "digest": model.digest, "bytes": 5, "path": "p", "serve": "p/m.gguf"}
+    container = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "message": json.dumps(report)}}}
+    pod = {
+        "metadata": {"name": "p", "labels": job["metadata"]["labels"]},
+        "spec": {"nodeName": "first"},
+        "status": {"containerStatuses": [container]},
+    }
+    observed = Observed(nodes=nodes, jobs=(job,), fetch_pods=(pod,))
+    assert begun(plan_nodes(built, observed, SETTINGS, model, NOW)) == [("second", "1")]
+    later = begun(plan_nodes(built, observed, SETTINGS, model, NOW + timedelta(minutes=2)))
+    assert later == [("first", "1"), ("second", "1")], "its agent would have said so by now"
 
 
 def test_nodes_are_warm_before_pods_come(service: Build, model: FetchedModel) -> None:

@@ -7,20 +7,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from e2e.cluster import groups
-from e2e.cluster.binaries import find
-from e2e.cluster.processes import Processes
 from tests.operator import stand_in
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import LEADER_WORKER_SET, SECRET
+from stoker_operator.manifests.revision import TEMPLATE_KEY
 from stoker_operator.observe.rollout import is_ready
 from stoker_operator.reconcile import Reconciler
 
@@ -28,21 +26,6 @@ pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]
 SET = "demo-nodes"
 SPEC: Object = {"resources": {"gpus": 0, "nodes": 2}, "parallelism": {"pipeline": 2}, "placement": UNSCHEDULED}
-
-
-@pytest.fixture
-def published(control_plane: Path, tmp_path: Path) -> Iterator[None]:
-    """The groups' own controller at work, where it is built and the API server is of this machine."""
-    if find(groups.BINARY) is None:
-        pytest.skip(f"LeaderWorkerSet's controller is not built: python e2e/cluster/rig.py build {groups.BINARY}")
-    if not control_plane.with_name("kube-apiserver.log").exists():
-        pytest.skip("an API server elsewhere cannot ask a controller on this machine")
-    publisher = groups.Publisher(tmp_path, control_plane, Processes(tmp_path / "processes.json", tmp_path))
-    try:
-        publisher.install()
-        yield
-    finally:
-        publisher.remove()
 
 
 @pytest.fixture(params=["stand-in", "publisher's"])
@@ -227,6 +210,124 @@ async def test_a_settled_group_is_written_nothing(
         while mended is None or mended["spec"] != after["spec"]:
             await reconciler.reconcile(namespace, "demo")
             mended = await cluster.get(LEADER_WORKER_SET, namespace, SET)
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_change_goes_by_whole_groups(
+    replicas: int, create: Any, look: Any, node: Node, run_groups: Any, engine: list[Object], cluster: Cluster,
+    namespace: str, kubectl: Callable[..., str], reconciler: Reconciler, eventually: Any,
+) -> None:  # fmt: skip
+    """No group of before goes until one of the new revision has all of its pods, and the status counts whole ones."""
+    await create("demo", replicas=replicas, **SPEC)
+    await look("Fetching")
+    await node.fetch_all()
+    await look("RollingOut")
+    await run_groups(replicas)
+    await look("Serving")
+    before = {pod["metadata"]["uid"] for pod in await pods_of_groups(node)}
+    patch = {"spec": {"runtime": {"contextLength": 768}}}
+    await cluster.merge(kinds.INFERENCE_SERVICE, namespace, "demo", patch)
+    rolling = await look("RollingOut")
+    assert condition(rolling, "Servable")["status"] == "True"
+
+    async def beside() -> list[Object]:
+        await reconciler.reconcile(namespace, "demo")
+        return [pod for pod in await pods_of_groups(node) if pod["metadata"]["uid"] not in before]
+
+    async def pair() -> list[Object]:
+        found = await beside()
+        return found if len(found) == 2 else []
+
+    leader, worker = await eventually(pair)
+    assert [pod["metadata"]["name"] for pod in (leader, worker)] == [f"{SET}-{replicas}", f"{SET}-{replicas}-1"]
+    assert leader["metadata"]["labels"][TEMPLATE_KEY] == worker["metadata"]["labels"][TEMPLATE_KEY]
+    node.run(leader)
+    told = await look("RollingOut")
+    for _ in range(10):  # the groups' controller has had its turns
+        await asyncio.sleep(0.3)
+        told = await look("RollingOut")
+        assert before < {pod["metadata"]["uid"] for pod in await pods_of_groups(node)}, "half a group took a place"
+    assert f"waiting for {SET}-{replicas}-1 to join" in condition(told, "Ready")["message"]
+    counted = [told["status"][key] for key in ("replicas", "updatedReplicas", "readyReplicas")]
+    assert counted == [replicas + 1, 1, replicas], "half a group counted"
+
+    node.run(worker)
+    least = replicas
+
+    async def rolled_out() -> bool:
+        nonlocal least
+        await reconciler.reconcile(namespace, "demo")
+        found = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "demo")
+        there = await pods_of_groups(node)
+        least = min(least, whole(there))
+        for pod in there:
+            if not is_ready(pod):
+                node.run(pod, check=False)
+        old = before & {pod["metadata"]["uid"] for pod in there}
+        ready = found is not None and condition(found, "Ready")["status"] == "True"
+        assert not (ready and old), "Ready with a group of before"
+        return ready
+
+    await eventually(rolled_out)
+    assert least >= replicas - 1 + (replicas == 1), "more groups were gone at a time than one"
+    there = await pods_of_groups(node)
+    assert {pod["metadata"]["labels"][TEMPLATE_KEY] for pod in there} == {leader["metadata"]["labels"][TEMPLATE_KEY]}
+    assert len(there) == 2 * replicas, "Ready while a group stands in for another"
+    scale = json.loads(kubectl("get", "infsvc", "demo", "--subresource=scale", "-o", "json"))
+    assert scale["status"]["replicas"] == replicas
+
+
+@pytest.mark.usefixtures("published")
+async def test_who_scales_counts_groups_and_so_does_the_status(
+    create: Any, look: Any, node: Node, run_groups: Any, engine: list[Object], cluster: Cluster, namespace: str,
+    kubectl: Callable[..., str], reconciler: Reconciler, eventually: Any,
+) -> None:  # fmt: skip
+    """An autoscaler writes the scale of the LeaderWorkerSet, and asks by its selector for the pods it is to measure."""
+    await create("demo", autoscaling={"engine": "HPA", "min": 1, "max": 4}, **SPEC)
+    await look("Fetching")
+    await node.fetch_all()
+    await look("RollingOut")
+    await run_groups(1)
+    await look("Serving")
+    scaler = await cluster.get(kinds.BY_NAME["HorizontalPodAutoscaler"], namespace, "demo")
+    assert scaler is not None
+    assert scaler["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    kubectl("scale", f"leaderworkerset/{SET}", "--replicas=3")
+    await run_groups(3)
+
+    async def settled() -> Object | None:
+        await reconciler.reconcile(namespace, "demo")
+        found = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "demo")
+        assert found is not None
+        return found if found["status"].get("readyReplicas") == 3 else None
+
+    status = (await eventually(settled))["status"]
+    assert (status["replicas"], status["updatedReplicas"], len(await pods_of_groups(node))) == (3, 3, 6)
+    assert [group["index"] for group in status["groups"]] == [0, 1, 2]
+    path = f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets/{SET}/scale"
+
+    async def scale() -> Object | None:
+        found: Object = json.loads(kubectl("get", "--raw", path))
+        return found if found["status"]["replicas"] == 3 else None
+
+    told = await eventually(scale)
+    chosen = await cluster.list_all(kinds.POD, namespace, told["status"]["selector"])
+    assert {pod["metadata"]["name"] for pod in chosen} == {f"{SET}-{index}" for index in range(3)}
+    live = await cluster.get(LEADER_WORKER_SET, namespace, SET)
+    assert live is not None
+    assert live["spec"]["replicas"] == 3, "the operator took back what the autoscaler wrote"
+
+
+async def pods_of_groups(node: Node) -> list[Object]:
+    """Leaders first."""
+    return [*await node.pods("engine"), *await node.pods("worker")]
+
+
+def whole(pods: list[Object]) -> int:
+    """How many groups of two have both of their pods ready, of one revision."""
+    ready = {(pod["metadata"]["name"], pod["metadata"]["labels"][TEMPLATE_KEY]) for pod in pods if is_ready(pod)}
+    return sum((f"{name}-1", revision) in ready for name, revision in ready)
 
 
 async def test_without_the_kind_the_status_says_what_to_install(create: Any, look: Any, node: Node) -> None:

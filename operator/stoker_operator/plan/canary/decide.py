@@ -39,7 +39,15 @@ from stoker_operator.plan.actions import Action, Condition, Delete, ensure
 from stoker_operator.plan.cache import CachePlan, plan_cache
 from stoker_operator.plan.canary import words
 from stoker_operator.plan.canary.judge import BAD, EARLY, FEW, judge
-from stoker_operator.plan.canary.report import counts, last_figures, own_keeps, remembered, status_of, weights
+from stoker_operator.plan.canary.report import (
+    counts,
+    judged_by,
+    last_figures,
+    own_keeps,
+    remembered,
+    status_of,
+    weights,
+)
 from stoker_operator.plan.canary.stand import (
     Stable,
     Stand,
@@ -99,7 +107,7 @@ def plan_canary(
     said = words.condition(service, after.state, after.why, "")
     ends = _ends(service, observed, _why_gone(after))
     again = SOON_SECONDS if after != before else None
-    return CanaryPlan(ends=ends, condition=said, status=status_of(there, after, {}), again=again)
+    return CanaryPlan(ends=ends, condition=said, status=status_of(there, after, judged_by(there)), again=again)
 
 
 def _wished(there: World, stand: Stand) -> Stand:

@@ -44,6 +44,12 @@ def last_figures(there: World) -> dict[str, Any]:
     return {"comparedSince": stamp(found.since)} | sides
 
 
+def judged_by(there: World) -> dict[str, Any]:
+    """The figures of one that is over, for whoever looks later."""
+    known = known_canary(there.service)
+    return {key: known[key] for key in ("comparedSince", "stable", "canary") if key in known}
+
+
 def own_keeps(there: World) -> frozenset[str]:
     cache = known_canary(there.service).get("cache") or {}
     return frozenset(str(cache[key]) for key in ("claim", "source") if cache.get(key))

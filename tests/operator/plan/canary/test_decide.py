@@ -162,6 +162,16 @@ def test_it_goes_from_step_to_step(settled: Any, case: tuple[str, int, Compariso
     assert bool(ended(there)) is (after == "Failed")
 
 
+def test_by_what_one_was_judged_can_be_read_afterwards(settled: Any) -> None:
+    bad = Figures(57, 23, first_token=0.31)
+    there = running(settled("Running", step=2), pods=2, compared=compared(bad))
+    told = there.plan().canary.status
+    assert (told["state"], told["canary"]["failed"], told["stable"]["failed"]) == ("Failed", 23, 0)
+    there.service = replace(there.service, status=there.service.status | {"canary": told})
+    there.beside = Beside()
+    assert there.plan().canary.status == told
+
+
 def test_a_step_is_not_judged_by_the_pods_of_the_one_before(settled: Any) -> None:
     there = running(settled("Running", step=2), pods=1)
     assert [item["spec"]["replicas"] for item in written(there, "Deployment")] == [2]

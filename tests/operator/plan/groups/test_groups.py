@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -58,6 +59,20 @@ def test_a_group_waits_for_each_of_its_workers(groups: Groups) -> None:
     assert ready.status == "False"
     assert f"waiting for {SET}-0-1 and {SET}-0-2 to join" in ready.message
     assert condition(there.plan(), "Servable").status == "False"
+
+
+def test_a_group_that_stands_in_for_one_that_is_replaced_does_not_make_ready(groups: Groups) -> None:
+    """Its controller makes a group beside those wanted, and ends it once they are of the new revision."""
+    there = groups(replicas=3).group(0).group(2).group(3).answered()
+    plan = there.plan()
+    ready = condition(plan, "Ready")
+    assert (ready.status, ready.reason) == ("False", "RollingOut")
+    assert "3 of 3 groups" in ready.message
+    assert "1 group beside those wanted until these are made anew" in ready.message
+    assert condition(plan, "Servable").status == "True"
+    there.group(1)
+    del there.pods[2:3], there.workers[4:6]
+    assert condition(there.plan(), "Ready").status == "True"
 
 
 def test_a_set_that_nobody_looks_after_is_said(groups: Groups) -> None:
@@ -286,4 +301,14 @@ def test_autoscalers_set_the_number_of_groups(groups: Groups) -> None:
     [scaler] = [manifest for manifest in written if manifest["kind"] == "HorizontalPodAutoscaler"]
     target = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": SET}
     assert scaler["spec"]["scaleTargetRef"] == target
+    there.served |= {"ScaledObject"}
+    there.settings = replace(there.settings, prometheus_url="http://prometheus:9090")
+    there.service = replace(there.service, autoscaling=replace(there.service.autoscaling, engine="KEDA"))
+    written = [action.manifest for action in there.plan().actions if isinstance(action, Apply)]
+    [scaler] = [manifest for manifest in written if manifest["kind"] == "ScaledObject"]
+    assert scaler["spec"]["scaleTargetRef"] == target
+    pods = re.search('pod=~"([^"]+)"', scaler["spec"]["triggers"][0]["metadata"]["query"])
+    assert pods is not None
+    names = [pod["metadata"]["name"] for pod in (*there.pods, *there.workers)]
+    assert [name for name in names if re.fullmatch(pods[1], name)] == [f"{SET}-0", f"{SET}-1"], "leaders alone"
     assert manifests.is_group(manifests.revision_template(there.service, there.settings, there.model))
