@@ -30,15 +30,14 @@ LEFT = re.compile(
     r"embed|wte|lm_head|output\.weight|norm|ln_|visual|vision|shared_expert_gate|(mlp|block_sparse_moe)\.gate\."
     r"|router|feed_forward\.gate\."
 )
-Reads = Callable[[Tensor], Tensor]
 
 
-def rounded(x: Tensor, tall: int, wide: int) -> tuple[Tensor, Tensor]:
-    """e4m3 of `x` [R, C] by the largest number of each `tall` × `wide` block, and the blocks' scales."""
+def rounded(x: Tensor, tall: int, wide: int, largest: float = 0.0) -> tuple[Tensor, Tensor]:
+    """e4m3 of `x` [R, C] by the largest number of each `tall` × `wide` block, or that one, and the blocks' scales."""
     rows, columns = x.shape
     padded = nn.functional.pad(x, (0, -columns % wide, 0, -rows % tall))
     blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, tall))
-    scale = (blocks.abs().amax(dim=(1, 3)) / LARGEST).clamp(min=1e-12)
+    scale = (blocks.abs().amax(dim=(1, 3)).clamp(min=largest) / LARGEST).clamp(min=1e-12)
     spread = scale.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
     return (x / spread).to(torch.float8_e4m3fn), scale
 
@@ -133,10 +132,10 @@ WHOLE: dict[str, int] = {
     "moe_intermediate_size": BLOCK, "shared_expert_intermediate_size": BLOCK, "q_lora_rank": BLOCK,
     "kv_lora_rank": BLOCK, "qk_nope_head_dim": 32, "v_head_dim": 48,
 }  # fmt: skip
-
-
 # What lies head by head in files has blocks of several parts there, which is refused (test_quantized_hybrid.py).
 CUT_APART = ("GPTNeoX", "InternLM2")
+# Three matrices of transformers' are one there, with one scale: all have the model's largest, so that rows are alike.
+MERGED = ("InternLM2", "Baichuan", "BaiChuan")
 
 
 def sizes_of(name: str, form: str) -> dict[str, Any]:
@@ -153,15 +152,17 @@ def write(name: str, form: str, folder: Path) -> tuple[Path, Products]:
     """The checkpoint, and transformers' model of the values that it stands for."""
     configured, tall, wide, suffix, _ = FORMS[form]
 
-    def rows_of(matrix: Tensor) -> tuple[Tensor, Tensor, int, int]:
-        sizes = tall or matrix.shape[0], wide or matrix.shape[1]
-        return *rounded(matrix, *sizes), *sizes
-
     model = save_random(name, folder / "made", **sizes_of(name, form))
     settings = json.loads((folder / "made" / "config.json").read_text())
     packed = by_expert(load_file(folder / "made" / "model.safetensors"))
     linears = [key for key, tensor in packed.items() if key.endswith(".weight") and tensor.dim() == 2]
     left = [key.removesuffix(".weight") for key in linears if LEFT.search(key)]
+    most = max(float(packed[key].abs().max()) for key in linears) if name.startswith(MERGED) and not tall else 0.0
+
+    def rows_of(matrix: Tensor) -> tuple[Tensor, Tensor, int, int]:
+        sizes = tall or matrix.shape[0], wide or matrix.shape[1]
+        return *rounded(matrix, *sizes, most), *sizes
+
     for key in linears:
         if not LEFT.search(key):
             packed[key], scale, *_ = rows_of(packed[key])
