@@ -138,6 +138,12 @@ def test_what_cannot_be_stops_the_start(settings: dict[str, Any], says: str) -> 
     assert says in error.value.message
 
 
+THINKS = "{% for m in messages %}{{ m.content }}{{ m.thinking }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+THINKS_OR_SAYS = (
+    "{% for m in messages %}{{ raise_exception('both') if m.content and m.thinking }}{% endfor %}" + THINKS
+)
+
+
 @pytest.mark.parametrize(
     ("source", "history"),
     [
@@ -146,6 +152,8 @@ def test_what_cannot_be_stops_the_start(settings: dict[str, Any], says: str) -> 
         (PASTES, CallHistory(argument_text=True)),
         (DEEPSEEK, CallHistory(argument_text=True, null_content=True)),
         ("{{ messages[0].content }}", AS_OBJECTS),
+        (THINKS, CallHistory(thinking=True)),
+        (THINKS_OR_SAYS, CallHistory(thinking=True, one_text=True)),
     ],
 )
 def test_how_a_template_wants_earlier_calls(source: str, history: CallHistory) -> None:

@@ -1,8 +1,9 @@
 """Models that transformers does not have, as plainly as PyTorch can say them from what their makers published.
 
 Each is a mapping from config.json and tensors by their published names to the logits of one text, whole and uncached.
-Invariants: fp32; shares nothing with the engine. Sources: the definitions of microsoft/Phi-3-small-8k-instruct and of
-baichuan-inc/Baichuan-13B-Base and Baichuan2-13B-Base; ALiBi (arXiv 2108.12409).
+Invariants: fp32; shares nothing with the engine. Sources: the definitions of microsoft/Phi-3-small-8k-instruct and
+-128k-instruct, and of baichuan-inc/Baichuan-13B-Base, Baichuan2-7B-Base and Baichuan2-13B-Base; ALiBi (arXiv
+2108.12409).
 Knows nothing of pages, of steps or of how weights are laid out elsewhere.
 """
 
@@ -72,6 +73,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor) -> Tens
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
 
 
+def _rotated(x: Tensor, angles: Tensor, scale: float = 1.0) -> Tensor:
+    """`[n, heads, D]`, its halves turned by angles `[n, 1, D/2]`."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
 class PlainPhi3Small(PlainModel):
     """Phi-3-small: muP, blocks of keys, gelu of bounded values, fused and interleaved matrices."""
 
@@ -123,11 +131,17 @@ class PlainPhi3Small(PlainModel):
         return self._linear(attended, f"model.layers.{layer}.self_attn.dense")
 
     def _rotated(self, x: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        speeds = self.config["rope_embedding_base"] ** (-torch.arange(half) / half)
+        """By the long factors where texts may be longer than those it was trained on at first: a model serves all its
+        texts alike, so that what is cached of one holds for the next, where the published code looks at each text.
+        """
+        half, scaling = x.shape[-1] // 2, self.config.get("rope_scaling")
+        speeds, scale = self.config["rope_embedding_base"] ** (-torch.arange(half) / half), 1.0
+        if scaling is not None:
+            longer = self.config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
+            speeds = speeds / torch.tensor(scaling["long_factor" if longer else "short_factor"])
+            scale = scaling["long_mscale" if longer else "short_mscale"]
         angles = torch.arange(len(x))[:, None, None] * speeds / self.config["rope_position_scale"]
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+        return _rotated(x, angles, scale)
 
     def _seen(self, count: int, layer: int) -> Tensor:
         """0 where a query sees a key, else −∞."""
@@ -152,7 +166,9 @@ class PlainPhi3Small(PlainModel):
 
 
 class PlainBaichuan(PlainModel):
-    """Baichuan of 13B: Llama with one matrix for Q, K and V and slopes; the second generation's head is normed."""
+    """Baichuan: Llama with one matrix for Q, K and V, of 13B with slopes, of 7B turned; the second generation's head is
+    normed.
+    """
 
     architecture = "BaichuanForCausalLM"
 
@@ -174,11 +190,15 @@ class PlainBaichuan(PlainModel):
         heads = config["num_attention_heads"]
         at = torch.arange(len(ids))
         behind = (at[:, None] - at[None, :]).float()
-        bias = torch.stack([-slope * behind for slope in _published_slopes(heads)]).masked_fill(behind < 0, -math.inf)
+        turns, dim = "max_position_embeddings" in config, config["hidden_size"] // heads
+        slopes = [0.0] * heads if turns else _published_slopes(heads)
+        bias = torch.stack([-slope * behind for slope in slopes]).masked_fill(behind < 0, -math.inf)
+        angles = at[:, None, None] * 1e4 ** (-torch.arange(dim // 2) / (dim // 2))
         for layer in range(config["num_hidden_layers"]):
             name = f"model.layers.{layer}"
             packed = self._linear(self._norm(stream, f"{name}.input_layernorm"), f"{name}.self_attn.W_pack")
             q, k, v = packed.view(len(ids), 3, heads, -1).unbind(1)
+            q, k = (_rotated(each, angles) if turns else each for each in (q, k))
             attended = _attend(q, k, v, q.shape[-1] ** -0.5, bias)
             stream = stream + self._linear(attended, f"{name}.self_attn.o_proj")
             read = self._norm(stream, f"{name}.post_attention_layernorm")
@@ -227,6 +247,21 @@ def _phi3_small_other(rng: random.Random) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _phi3_small_128k(rng: random.Random) -> dict[str, Any]:
+    """Trained on texts shorter than those it is for, or as short as these."""
+    groups, dim = rng.choice([1, 2]), rng.choice([12, 20])
+    factors = {key: [low + 2 * rng.random() for _ in range(dim // 2)]
+               for key, low in (("short_factor", 1), ("long_factor", 3))}  # fmt: skip
+    scaling = factors | {
+        "type": "su", "short_mscale": 0.9 + rng.random() / 5, "long_mscale": 1.2 + rng.random() / 5,
+        "original_max_position_embeddings": rng.choice([32, 512]),
+    }  # fmt: skip
+    return _phi3_small(
+        rng, hidden_size=groups * 3 * dim, num_attention_heads=groups * 3, num_key_value_heads=groups,
+        rope_scaling=scaling, rope_embedding_base=1e6,
+    )  # fmt: skip
+
+
 def _baichuan(rng: random.Random, **changes: Any) -> dict[str, Any]:
     heads = rng.choice([3, 4, 5, 6])
     return {
@@ -240,9 +275,15 @@ def _baichuan2(rng: random.Random) -> dict[str, Any]:
     return _baichuan(rng, z_loss_weight=0)
 
 
+def _baichuan2_7b(rng: random.Random) -> dict[str, Any]:
+    return _baichuan(rng, z_loss_weight=0, max_position_embeddings=300)
+
+
 PLAIN: dict[str, tuple[type[PlainModel], Any]] = {
     "Phi3SmallForCausalLM": (PlainPhi3Small, _phi3_small),
     "Phi3SmallForCausalLM-unscaled": (PlainPhi3Small, _phi3_small_other),
+    "Phi3SmallForCausalLM-128k": (PlainPhi3Small, _phi3_small_128k),
     "BaichuanForCausalLM-13b": (PlainBaichuan, _baichuan),
+    "BaichuanForCausalLM-2-7b": (PlainBaichuan, _baichuan2_7b),
     "BaichuanForCausalLM-2-13b": (PlainBaichuan, _baichuan2),
 }

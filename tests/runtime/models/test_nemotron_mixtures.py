@@ -129,8 +129,8 @@ def test_weights_logits_and_tokens_are_those_of_the_values(
         return
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
     served.forget()
-    for prompt, tokens in zip(prompts := [ids[:9], ids[20:]], served.greedy(prompts, 32), strict=True):
-        found = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)
+    for prompt, tokens in zip(prompts := [ids[:9], ids[20:]], served.greedy(prompts, 64), strict=True):
+        found = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
         assert tokens == found[0, len(prompt) :].tolist()
 
 

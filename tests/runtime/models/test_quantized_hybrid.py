@@ -146,6 +146,7 @@ def assert_rounded(
     assert 0.01 < off.mean() < 0.4
 
 
+@pytest.mark.matrix(take=4)
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_logits_and_tokens_are_those_of_the_values(
     form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
@@ -185,8 +186,8 @@ def test_weights_logits_and_tokens_are_those_of_the_values(
     torch.testing.assert_close(logits, expected, atol=3e-4, rtol=3e-4)
     served.forget()
     prompts = [ids[:9], ids[20:]]
-    for prompt, tokens in zip(prompts, served.greedy(prompts, 32), strict=True):
-        exact_tokens = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)
+    for prompt, tokens in zip(prompts, served.greedy(prompts, 64), strict=True):
+        exact_tokens = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
         assert tokens == exact_tokens[0, len(prompt) :].tolist()
 
 

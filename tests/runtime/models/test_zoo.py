@@ -10,7 +10,7 @@ import inspect
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -378,8 +378,19 @@ def save_random(name: str, folder: Path, **changes: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
+def by_kind(names: Iterable[str]) -> list[Any]:
+    """Cases (kind of layers, name), of which runs draw some of each kind: so none of these is ever left out."""
+    return [pytest.param(kind_of(name), name, id=name) for name in names]
+
+
+def kind_of(name: str) -> str:
+    kinds = {"mixture": MIXTURES, "latent": LATENTS, "slopes": ALIBIS, "state": HYBRIDS, "published": PLAIN}
+    return next((kind for kind, rows in kinds.items() if name in rows), "dense")
+
+
+@pytest.mark.matrix("kind", take=5)
+@pytest.mark.parametrize(("kind", "name"), by_kind(ROWS))
+def test_logits_and_tokens_equal_transformers(kind: str, name: str, tmp_path: Path, paged_model: Any) -> None:
     assert_equals_transformers(name, tmp_path, paged_model)
 
 
@@ -441,6 +452,7 @@ NARROW = (
 )  # fmt: skip
 
 
+@pytest.mark.matrix(take=4)
 @pytest.mark.parametrize("name", NARROW)
 def test_narrower_numbers_stay_near(name: str, tmp_path: Path, paged_model: Any) -> None:
     """The ways that 16 and 8 bits take through the kinds of layers, with and without fused quantization."""

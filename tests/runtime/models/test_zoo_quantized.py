@@ -1,5 +1,5 @@
 """Every architecture of the table from the quantized checkpoints that are published of such models: AWQ, GPTQ, integers
-of compressed-tensors, NVFP4 and FP8, in the architecture's own names and layout.
+of compressed-tensors and NVFP4, in the architecture's own names and layout; FP8 is in test_zoo_fp8.py.
 
 What is rounded stands row by row, so a file of rounded rows is the file of the model whose rows were rounded: what
 transformers saves of its model on the rounded values has to be what the codes mean, and its logits and 64 tokens ours.
@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file
 from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.plain_models import PLAIN
-from tests.runtime.models.test_quantized_hybrid import FP8_CONFIG, as_fp8, fp8
 from tests.runtime.models.test_zoo import ROWS, SEED, greedy_tokens, save_random
 from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.integer_forms import (
@@ -37,12 +36,10 @@ from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor, nn
 
 from stoker_runtime.bench.reference.mixture import expert_values
-from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.bench.reference.weights import values_of
 from stoker_runtime.executor.resolve import resolve_quantization
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.spec import ModelSpec
 
 # As publishers leave them: ends, norms, and what chooses experts.
 LEFT = re.compile(
@@ -62,7 +59,6 @@ FORMATS: dict[str, tuple[Callable[[list[str]], dict[str, Any]], Callable[[Tensor
         lambda left: modelopt_config("NVFP4", group_size=16, exclude_modules=left),
         lambda w: nvfp4(w, modelopt=True, most=2.0),
     ),
-    "fp8": (lambda left: FP8_CONFIG | {"ignore": left}, lambda w: fp8(w, "fp8_channel", "weight_scale")),
 }  # fmt: skip
 # Own tests: test_quantized_hybrid.py, test_nemotron_mixtures.py, test_merged_heads.py; gpt-oss is published in MXFP4
 # (test_mixtures.py). The others' matrices lie by columns or in one stack, which is refused (test_merged_heads.py).
@@ -149,26 +145,10 @@ def write(name: str, form: str, folder: Path) -> tuple[Path, Path, Any]:
     return *save_both(folder, settings, packed, configured(left), again), theirs
 
 
-def assert_rounded(
-    spec: ModelSpec, quantized: Path, ids: list[int], logits: Tensor, expected: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Activations are rounded, too, as the reference does it, until one on an edge falls to its other side: then what
-    follows differs, the more where it chooses other experts.
-    """
-    for module in ("weights", "mixture"):
-        monkeypatch.setattr(f"stoker_runtime.bench.reference.{module}.as_fp8_reads", as_fp8)
-    rounded = reference_logits(spec, load(quantized), ids, 0)
-    apart, off = ((each - rounded).norm(dim=1) / rounded.norm(dim=1) for each in (logits, expected))
-    assert apart.sort().values[len(apart) // 4] < 1e-3 < off.mean()
-    assert spec.moe is not None or apart.mean() < off.mean() / 2
-
-
-@pytest.mark.matrix("name", take=1)
+@pytest.mark.matrix("form", take=5)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", NAMES)
-def test_quantized_checkpoints_of_the_zoo(
-    name: str, form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantized_checkpoints_of_the_zoo(name: str, form: str, tmp_path: Path, paged_model: Any) -> None:
     print(f"seed {SEED}")
     quantized, plain, theirs = write(name, form, tmp_path)
     spec = build_spec(read_source(str(quantized)))
@@ -190,9 +170,6 @@ def test_quantized_checkpoints_of_the_zoo(
         expected = theirs(torch.tensor([ids])).logits[0]
     served = paged_model(str(quantized), quantization=resolve_quantization("auto", spec), max_len=128)
     logits = served.step([(0, ids)], all_logits=True)[0]
-    if form == "fp8":
-        assert_rounded(spec, quantized, ids, logits, expected, monkeypatch)
-        return
     torch.testing.assert_close(logits, expected, atol=2 * limit, rtol=2 * limit)
     served.forget()
     assert served.greedy([ids], 64)[0] == greedy_tokens(theirs, ids, 64)

@@ -91,6 +91,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(take=16)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_tokens_of_a_file_equal_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
     print(f"seed {SEED}")
@@ -176,6 +177,7 @@ def _both(name: str, folder: Path) -> tuple[Path, Path]:
     return file, gguf_zoo.write(folder, folder / "plain.gguf", architecture, lambda _: Kind.F32, rounded=blocks)
 
 
+@pytest.mark.matrix("method", take=11)
 @pytest.mark.parametrize("method", ["none", "gguf"])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_blocks_of_a_file_stand_for_their_numbers(name: str, method: str, tmp_path: Path, paged_model: Any) -> None:

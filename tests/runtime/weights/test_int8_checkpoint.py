@@ -65,7 +65,7 @@ def test_integers_are_the_file_s_and_tokens_those_of_rounded_activations(
             assert isinstance(weight, Int8Weight)
             assert torch.equal(weight.data.float() * weight.scale, getattr(expected, field).data)
     prompt = [5, 17, 80, 3, 44, 9]
-    (tokens,) = paged_model(str(folder), quantization="compressed-tensors", max_len=128).greedy([prompt], 40)
+    (tokens,) = paged_model(str(folder), quantization="compressed-tensors", max_len=128).greedy([prompt], 64)
     model = transformers.Qwen3ForCausalLM.from_pretrained(plain).requires_grad_(False)
     exact = model(torch.tensor([prompt + tokens])).logits[0]
     for name, module in model.named_modules():
@@ -75,7 +75,7 @@ def test_integers_are_the_file_s_and_tokens_those_of_rounded_activations(
     # On the border between two steps a number may fall on either side: of two tokens as likely either may be chosen.
     behind = [float(logits[len(prompt) - 1 + place].amax() - logits[len(prompt) - 1 + place, token])
               for place, token in enumerate(tokens)]  # fmt: skip
-    assert len(tokens) == 40
+    assert len(tokens) == 64
     assert max(behind) < 0.1 * float((logits - exact).abs().amax()) + 1e-3
 
 

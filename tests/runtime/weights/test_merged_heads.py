@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.runtime.models.test_quantized_hybrid import FP8_CONFIG, fp8
-from tests.runtime.models.test_zoo import save_random
+from tests.runtime.models.test_zoo import ROWS, save_random
 from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.integer_forms import AWQ_CONFIG, Quantized, awq, gptq, gptq_config
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
@@ -126,10 +126,30 @@ def test_quantized_models_with_slopes(name: str, form: str, tmp_path: Path, page
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GraniteMoeForCausalLM", "Phi3SmallForCausalLM"])
-def test_what_lies_by_columns_or_in_one_stack_is_refused(name: str, tmp_path: Path) -> None:
-    save_random(name, tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": FORMATS["awq"][0]}))
-    with pytest.raises(ModelError, match=f"quantized checkpoints of {name} are not supported: .* row by row"):
-        build_spec(read_source(str(tmp_path)))
+# What docs/features.md says of quantized checkpoints: by columns, in one stack, or in turn.
+REFUSED = (
+    "GPT2LMHeadModel", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GptOssForCausalLM",
+    "Phi3SmallForCausalLM",
+)  # fmt: skip
+
+
+def quantized_config(name: str, form: str, folder: Path) -> Path:
+    save_random(name, folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": FORMATS[form][0]}))
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_lie_row_by_row_is_refused(name: str, form: str, tmp_path: Path) -> None:
+    words = f"quantization_config: checkpoints of {name} .* not supported, .* row by row; serve the .* in 16 bits"
+    with pytest.raises(ModelError, match=words) as found:
+        build_spec(read_source(str(quantized_config(name, form, tmp_path))))
+    assert found.value.param == "quantization_config"
+
+
+@pytest.mark.matrix(take=8)
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith(REFUSED)])
+def test_nothing_else_is_refused(name: str, tmp_path: Path) -> None:
+    assert build_spec(read_source(str(quantized_config(name, "fp8", tmp_path)))).checkpoint is not None

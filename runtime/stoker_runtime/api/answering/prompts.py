@@ -156,7 +156,11 @@ def _template_message(message: ChatMessage, where: str, history: CallHistory) ->
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
         found |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if history.thinking:
+            found["thinking"] = reasoning
     if message.tool_calls:
+        if history.one_text and reasoning and found["content"]:
+            found |= {"thinking": f"{reasoning}\n{found['content']}", "content": ""}
         if history.null_content and not found["content"]:
             found["content"] = None
         found["tool_calls"] = [

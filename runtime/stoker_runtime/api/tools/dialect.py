@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_runtime.api.tools.parsers import TOOL_PARSERS
@@ -27,10 +27,13 @@ class CallHistory:
     """What a template expects of earlier messages with calls.
 
     `argument_text`: arguments as JSON text, not as an object. `null_content`: no content as null, not as "".
+    `thinking`: it shows reasoning that has this name; `one_text`: either that or a content, and refuses both.
     """
 
     argument_text: bool = False
     null_content: bool = False
+    thinking: bool = False
+    one_text: bool = False
 
 
 AS_OBJECTS = CallHistory()
@@ -131,6 +134,7 @@ def _choose(key: str, asked: str, known: Collection[str], detected: str) -> str:
 
 
 PROBE = {"needle": "hay"}
+THOUGHT = "haystack"
 PROBE_TOOL = {
     "type": "function",
     "function": {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}},
@@ -140,20 +144,30 @@ PROBE_TOOL = {
 def call_history(template: ChatTemplate) -> CallHistory:
     """How `template` wants earlier calls: the first way in which a call's arguments come out, and as JSON."""
     ways = [CallHistory(text, null) for null in (False, True) for text in (False, True)]
-    return next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
+    found = next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
+    thinking = THOUGHT in _probed(template, found, thinking=THOUGHT)
+    return replace(
+        found,
+        thinking=thinking, one_text=thinking and not _probed(template, found, thinking=THOUGHT, content=THOUGHT),
+    )  # fmt: skip
 
 
 def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
     """Whether a conversation with one call shows its arguments, not as Python's `repr` would."""
+    text = _probed(template, way)
+    return all(word in text for word in ("needle", "hay")) and str(PROBE) not in text
+
+
+def _probed(template: ChatTemplate, way: CallHistory, **more: str) -> str:
+    """The prompt of a conversation with one call, whose message has `more`; "" where the template refuses it."""
     arguments: Any = json.dumps(PROBE) if way.argument_text else PROBE
     call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "probe"},
-        {"role": "assistant", "content": None if way.null_content else "", "tool_calls": [call]},
+        {"role": "assistant", "content": None if way.null_content else "", "tool_calls": [call], **more},
         {"role": "tool", "tool_call_id": "probe1234", "name": "probe", "content": "probe"},
     ]
     try:
-        text = template.render(messages, tools=[PROBE_TOOL])
+        return template.render(messages, tools=[PROBE_TOOL])
     except RequestError:
-        return False
-    return all(word in text for word in ("needle", "hay")) and str(PROBE) not in text
+        return ""

@@ -55,8 +55,9 @@ def _pieces(spec: ModelSpec, parameter: Parameter, row: Architecture) -> Pieces:
     names = row.names_of(spec, field)
     if names.stored not in (Stored.ROWS, Stored.BY_EXPERT, Stored.GROUPED):
         raise ModelError(
-            f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
-            "row by row.", param="quantization_config",
+            f"quantization_config: checkpoints of {spec.architecture} that are quantized so are not supported, for "
+            f"{names.hf[0]} is not stored row by row; serve the checkpoint in 16 bits, which --quantization fp8 makes "
+            "smaller as it is loaded.", param="quantization_config",
         )  # fmt: skip
     experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
     spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
