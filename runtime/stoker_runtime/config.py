@@ -74,7 +74,7 @@ class EngineConfig(NodeSettings):
     `max_cpu_loras` (0: `max_loras`), at first `lora_modules`. `lora_embeddings` makes room for the ends of the model.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
     `disable_hybrid_kv_cache_manager`: layers with a window keep the pages of whole sequences, as the others do.
-    `disable_cascade_attn`: decode rows attend by themselves what all of them begin with, too.
+    `disable_cascade_attn` unset: decode rows attend together what all of them begin with, where it pays.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
     `tune`: products are measured on the GPU at the start, once, and the fastest tiles kept for later ones.
@@ -106,7 +106,7 @@ class EngineConfig(NodeSettings):
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     disable_hybrid_kv_cache_manager: bool = False
-    disable_cascade_attn: bool = False
+    disable_cascade_attn: bool = True
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False

@@ -194,9 +194,8 @@ class Executor:
             self._catch_up(batch)
         if batch.drafts:
             return self._verify(batch)
-        shared = self.body.sharing.keys(batch) > 0
-        shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted, shared=shared)
-        shape = self.body.wanted(shape, batch.decodes)
+        shared, mode = self.body.sharing.keys(batch) > 0, self.body.sampler.mode
+        shape = self.body.wanted(self._shapes.decode(count, mode, self._adapted, shared=shared), batch.decodes)
         return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _catch_up(self, batch: Batch) -> None:

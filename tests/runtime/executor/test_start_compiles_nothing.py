@@ -215,7 +215,7 @@ def make_body(
     spec = replace(spec, checkpoint=Int8Checkpoint()) if integers else spec
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        quantize_head=head, kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
+        quantize_head=head, kv_cache_dtype=kv, max_model_len=spec.max_position, disable_cascade_attn=False, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]

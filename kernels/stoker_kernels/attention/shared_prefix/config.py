@@ -19,9 +19,9 @@ WIDE_QUERIES = 256
 MOST_PARTS = 16
 # Tiles at work at a time: an H200's SMs, of which each holds one wide tile or two others.
 RESIDENT = 132
-# What plain attention reads at, and what two more launches, the parts and their merging take of a layer.
-READ_BYTES_PER_SECOND = 4.5e12
-EXTRA_SECONDS = 8e-6
+# Bytes of keys and values that a layer does not read again, from which on that is worth two more launches, the parts
+# and their merging, by their width: between 66 and 252 MB in 16 bits, 134 and 528 in e4m3 (H200).
+BREAK_EVEN = {2: 150e6, 1: 480e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,13 @@ def parts_of(rows: int, num_kv_heads: int, group: int, head_dim: int, kv_bytes: 
 def prefix_pays(rows: int, keys: int, *, num_kv_heads: int, head_dim: int, kv_bytes: int) -> bool:
     """Whether `rows` rows that begin with the same `keys` keys are to attend them together.
 
-    Plain attention reads the prefix once a row, most of it from the L2, at about what an H200 reads its memory at; a
-    shared one is read once, by tiles of 64 queries or more, whose products hide behind what is saved. For that a layer
-    pays two launches and the results of the parts. So it pays where what is not read again would take longer than
-    that: 36 MB, which with 4 KV heads of 128 in bf16 are 16 rows of 1,200 keys. The figures are estimates; LAB.md says
-    what was measured.
+    Plain attention reads the prefix once a row, most of it from the L2; a shared one is read once, by tiles of 64
+    queries or more. For that a layer pays two launches and the results of the parts. So it pays where BREAK_EVEN and
+    more are not read again, which with 4 KV heads of 128 in bf16 are 16 rows of 4,900 keys. LAB.md says what was
+    measured.
     """
     saved = (rows - 1) * keys * num_kv_heads * head_dim * 2 * kv_bytes
-    return saved > READ_BYTES_PER_SECOND * EXTRA_SECONDS
+    return kv_bytes in BREAK_EVEN and saved > BREAK_EVEN[kv_bytes]
 
 
 def prefix_refusal(sm: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:

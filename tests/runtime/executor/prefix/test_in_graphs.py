@@ -26,7 +26,8 @@ def build(**fields: Any) -> Executor:
     if (refusal := prefix_refusal(sm_of(torch.device("cuda", 0)), torch.bfloat16, torch.bfloat16)) is not None:
         pytest.skip(f"gpu: attention with a shared prefix is {refusal}")
     sizes = {"max_model_len": 8192, "max_num_seqs": 40, "num_gpu_blocks": 2000}
-    return build_executor(EngineConfig(model="shape:qwen2.5-7b@3", device="cuda", **sizes, **fields))
+    asked: dict[str, Any] = {"disable_cascade_attn": False} | sizes | fields
+    return build_executor(EngineConfig(model="shape:qwen2.5-7b@3", device="cuda", **asked))
 
 
 def run(loop: StepLoop, texts: list[tuple[int, ...]], counts: list[int]) -> list[Sequence]:

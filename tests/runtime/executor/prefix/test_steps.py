@@ -53,8 +53,9 @@ def build(anywhere: None) -> Iterator[Build]:
     built: list[Executor] = []
 
     def make(**fields: Any) -> Executor:
+        asked: dict[str, Any] = {"disable_cascade_attn": False} | fields
         config = EngineConfig(
-            model="shape:tiny", device="cpu", dtype="float32", max_model_len=256, page_size=PAGE, **fields
+            model="shape:tiny", device="cpu", dtype="float32", max_model_len=256, page_size=PAGE, **asked
         )
         built.append(build_executor(config))
         return built[-1]
@@ -174,7 +175,8 @@ def test_rows_of_one_prompt_share_all_but_the_page_of_its_end(build: Build) -> N
 
 
 def test_a_cpu_attends_each_row_by_itself_and_says_so() -> None:
-    executor = build_executor(EngineConfig(model="shape:tiny", device="cpu", max_model_len=256))
+    asked = EngineConfig(model="shape:tiny", device="cpu", max_model_len=256, disable_cascade_attn=False)
+    executor = build_executor(asked)
     loop = StepLoop(executor, executor.config)
     run(loop, requests_of(prompts(4, 6)))
     assert loop.stats().shared_prefix_steps == 0
@@ -189,7 +191,7 @@ def test_a_cpu_attends_each_row_by_itself_and_says_so() -> None:
         ("Falcon-40B", {}, None),
         ("Nemotron-H-8B", {}, None),
         ("Llama-2-7B", {"batch_invariant": True}, "--batch-invariant"),
-        ("Llama-2-7B", {"disable_cascade_attn": True}, "--disable-cascade-attn"),
+        ("Llama-2-7B", {"disable_cascade_attn": True}, "--no-disable-cascade-attn"),
         ("Llama-2-7B", {"kernels": (("attention", "triton"),)}, "--kernel pins"),
         ("Llama-2-7B", {"kernels": (("linear", "cublas"),)}, None),
         ("Gemma-2-27B", {}, "a window, a soft-cap"),
@@ -199,7 +201,8 @@ def test_a_cpu_attends_each_row_by_itself_and_says_so() -> None:
 )
 def test_models_of_plain_attention_may_share(model: str, fields: dict[str, Any], reason: str | None) -> None:
     spec = build_spec(ModelSource(model, SourceKind.SHAPE, None, PUBLISHED[model] | LAYERS))
-    config = resolve(EngineConfig(model="shape:x", device="cuda", max_model_len=1024, **fields), spec, "cuda")
+    asked: dict[str, Any] = {"disable_cascade_attn": False} | fields
+    config = resolve(EngineConfig(model="shape:x", device="cuda", max_model_len=1024, **asked), spec, "cuda")
     said = model_refusal(config, spec)
     assert (said is None) if reason is None else reason in (said or "")
     assert (prefix_bytes(config, spec) > 0) == (reason is None)
@@ -215,10 +218,19 @@ def test_what_they_keep_is_counted_among_what_rests_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "pays"), [(1, 100_000, False), (2, 0, False), (70, 9000, True), (13, 5000, True), (3, 100, False)]
+    ("rows", "keys", "kv_bytes", "pays"),
+    [
+        (1, 100_000, 2, False),
+        (2, 0, 2, False),
+        (70, 9000, 2, True),
+        (19, 5000, 2, True),
+        (3, 100, 2, False),
+        (19, 5000, 1, False),
+        (70, 9000, 1, True),
+    ],
 )
-def test_it_pays_from_so_many_rows_and_keys_on(rows: int, keys: int, pays: bool) -> None:
-    assert prefix_pays(rows, keys, num_kv_heads=4, head_dim=128, kv_bytes=2) == pays
+def test_it_pays_from_so_many_rows_and_keys_on(rows: int, keys: int, kv_bytes: int, pays: bool) -> None:
+    assert prefix_pays(rows, keys, num_kv_heads=4, head_dim=128, kv_bytes=kv_bytes) == pays
 
 
 def test_gpus_and_types_without_the_kernels_are_told() -> None:
