@@ -118,7 +118,7 @@ def test_tokens_an_expert_choose_the_kernels(monkeypatch: pytest.MonkeyPatch, bo
     ran: list[str] = []
     monkeypatch.setattr(sm90_grouped, "pair_rows", lambda *_, **__: ran.append("grouped"))
     monkeypatch.setattr(triton_experts, "sum_pairs", lambda *_, **__: None)
-    monkeypatch.setattr(triton_experts, "experts", lambda *_, **__: ran.append("triton"))
+    monkeypatch.setattr(triton_experts, "pair_rows", lambda *_, **__: ran.append("triton"))
     monkeypatch.setattr(sm90_grouped, "refusal", lambda *_: None)
     monkeypatch.setattr(choose, "MANY_TOKENS", {"dense": bound})
     x, routes = torch.randn(54, 80).bfloat16(), routes_of(54, 2, 9, 0, 0.0, "any")
