@@ -160,8 +160,8 @@ def test_idle_processes_leave_the_processor_alone(server: tuple[Server, str]) ->
     before = computed(pids)
     time.sleep(2.0)
     used = {pid: now - then for pid, now, then in zip(pids, computed(pids), before, strict=True)}
-    assert max(used.values()) < 0.1, used
-    assert sum(used.values()) < 0.2, used
+    assert max(used.values()) < 0.15, used
+    assert sum(used.values()) < 0.08 * len(pids), used
 
 
 def test_a_dead_engine_ends_the_server_and_says_which(server: tuple[Server, str]) -> None:
