@@ -286,7 +286,7 @@ FLAGS: tuple[Flag, ...] = (
         "disable_cascade_attn",
         switch,
         KERNELS,
-        "attend what all rows of a decode step begin with once for each row, not once for all",
+        "attend what all rows of a decode step begin with once for each row",
     ),
     Flag(
         "batch-invariant",

@@ -39,7 +39,9 @@ def test_bf16_errs_no_more_than_transformers(kind: str, name: str, tmp_path: Pat
             parameter.data = parameter.data.bfloat16()
         half = theirs(torch.tensor(ids)).logits.float()
     ours = paged_model(str(tmp_path), slots=8, dtype=torch.bfloat16).step(list(enumerate(ids)), all_logits=True)
-    found, own = ((each - reference).abs().mean() for each in (torch.stack(ours).float(), half))
+    # Of a token in the middle: where two experts weigh about alike, rounding chooses, and another gives other logits.
+    errors = ((each - reference).abs().mean(dim=-1) for each in (torch.stack(ours).float(), half))
+    found, own = (each.median() for each in errors)
     assert 0 < found <= MOST * own
 
 
