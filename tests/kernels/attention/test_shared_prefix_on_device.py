@@ -78,7 +78,7 @@ def check(batch: AttentionBatch, keys: int, *, planned: bool = False, extra_rows
     return out
 
 
-@pytest.mark.matrix(take=6)
+@pytest.mark.matrix(take=3)
 @pytest.mark.parametrize(
     ("shape", "pages", "own"),
     [
@@ -120,6 +120,7 @@ def test_many_rows_take_wide_tiles(device: torch.device) -> None:
     check(sharing(Shape(64, 1, 5, 64, HALF, HALF), 5, own, device), 320, planned=True)
 
 
+@pytest.mark.matrix(take=1)
 @pytest.mark.parametrize("cache", [HALF, FP8], ids=["f16", "e4m3"])
 def test_fewer_keys_than_the_rows_share_are_right_too(cache: torch.dtype, device: torch.device) -> None:
     """0 among them: a graph is replayed for any number."""

@@ -77,6 +77,7 @@ def sample_together(rank: int, store: str, tensors: int, stages: int, ordered: b
     ends.close()
 
 
+@pytest.mark.matrix(take=1)
 @pytest.mark.parametrize(("tensors", "stages", "ordered"), [(3, 1, False), (2, 1, True), (2, 2, False)])
 def test_ranks_choose_the_tokens_of_one(tensors: int, stages: int, ordered: bool, tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)

@@ -49,6 +49,7 @@ def gathers(llm: LLM) -> list[int]:
     return counted
 
 
+@pytest.mark.matrix(take=1)
 @pytest.mark.parametrize(("name", "tensors", "stages"), [("llama-tied", 2, 1), ("gemma2", 2, 2), ("llama", 4, 1)])
 def test_logits_cross_where_one_rank_needs_them_all(
     name: str, tensors: int, stages: int, ranks: Ranks, tiny_checkpoint: Checkpoint
