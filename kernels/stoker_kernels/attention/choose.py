@@ -22,8 +22,8 @@ from stoker_kernels.attention.config import (
     prefill_config,
     stream_config,
 )
-from stoker_kernels.attention.inputs import BlockPattern, Inputs, refuse_misread
-from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore
+from stoker_kernels.attention.inputs import BlockPattern, Inputs, inputs_of
+from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_launch import launch_decode, launch_plan, launch_prefill
 from stoker_kernels.launch.cuda import missing_cubin
 from stoker_kernels.launch.dispatch import sm_of
@@ -44,28 +44,26 @@ def paged_attention(
     slopes: Tensor | None = None,
     pattern: BlockPattern | None = None,
     out: Tensor | None = None,
-    before: ResultsBefore | None = None,
 ) -> Tensor:
-    """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter.
+    """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    inputs = inputs_of(
+        q, k_cache, v_cache, meta, scale=scale, window=window, softcap=softcap, k_scale=k_scale, v_scale=v_scale,
+        sinks=sinks, slopes=slopes, pattern=pattern, out=out,
+    )  # fmt: skip
+    attend(inputs, meta)
+    return inputs.out
 
-    `before`: what a step of decode rows alone has attended of earlier keys, which the page table does not name.
-    """
-    if out is None:
-        out = torch.empty_like(q)
-    fp8 = k_cache.dtype is torch.float8_e4m3fn
-    if fp8:
-        k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
-    scales = (k_scale, v_scale, sinks)
-    inputs = Inputs(q, k_cache, v_cache, out, *scales, scale, window, softcap, fp8, slopes, pattern, before)
-    refuse_misread(inputs, meta)
+
+def attend(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Run the kernels that the step takes, into `inputs.out`."""
+    tokens, rows = inputs.q.shape[0], meta.seq_lens.shape[0]
     if _in_one_launch(inputs, meta):
         _mixed(inputs, meta)
-        return out
+        return
     if meta.num_decodes > 0:
         _decode(inputs, meta)
-    if meta.num_decodes < meta.seq_lens.shape[0] or q.shape[0] > meta.num_decodes:
+    if meta.num_decodes < rows or tokens > meta.num_decodes:
         _prefill(inputs, meta)
-    return out
 
 
 def _by_shares(inputs: Inputs) -> bool:

@@ -15,12 +15,11 @@ import triton
 from torch import Tensor
 
 from stoker_kernels.attention.config import SHORT_CHUNK, PrefillConfig, prefill_config
-from stoker_kernels.attention.inputs import BlockPattern, Inputs, refuse_misread
+from stoker_kernels.attention.inputs import BlockPattern, Inputs, inputs_of
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
-from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, pattern_sizes, tile_dim
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
-from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
+from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, pattern_sizes, tile_dim, unpack_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options
 from stoker_kernels.launch.triton_tile import padded_dim
 
@@ -97,16 +96,14 @@ def paged_attention(
     out: Tensor | None = None,
 ) -> Tensor:
     """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
-    out = torch.empty_like(q) if out is None else out
-    fp8 = k_cache.dtype is torch.float8_e4m3fn
-    if fp8:
-        k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
-    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8, slopes, pattern)
-    refuse_misread(inputs, meta)
+    inputs = inputs_of(
+        q, k_cache, v_cache, meta, scale=scale, window=window, softcap=softcap, k_scale=k_scale, v_scale=v_scale,
+        sinks=sinks, slopes=slopes, pattern=pattern, out=out,
+    )  # fmt: skip
     if meta.num_decodes > 0 and meta.planned_window is None:
         plan_items(meta, k_cache.shape[1], window)
     _launch(inputs, meta)
-    return out
+    return inputs.out
 
 
 def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
@@ -118,7 +115,6 @@ def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
     decodes = sizes(meta, num_kv_heads)
     tiles = (tokens - first) // (block_m // inputs.group) + rows + 1 if rows or tokens > first else 0
     cache, page = inputs.k_cache.stride(), 1 << inputs.page_shift
-    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if config.cvt else UNPACK_PAIRS
     fixed_kernel[(decodes.programs + tiles * num_kv_heads,)](
         q,
         inputs.k_cache,
@@ -170,7 +166,7 @@ def _launch(inputs: Inputs, meta: AttentionMeta) -> None:
         SLOPES=inputs.slopes is not None,
         PATTERN=inputs.pattern is not None,
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
-        UNPACK=unpack.value if inputs.fp8 else 0,
+        UNPACK=unpack_of(fp8=inputs.fp8, cvt=config.cvt),
         num_warps=config.num_warps,
         **launch_options(q.device),
     )

@@ -119,3 +119,34 @@ def refuse_misread(inputs: Inputs, meta: AttentionMeta) -> None:
     for good, message in checks:
         if not good:
             raise ValueError(f"paged_attention: {message}")
+
+
+def inputs_of(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    pattern: BlockPattern | None = None,
+    out: Tensor | None = None,
+    before: ResultsBefore | None = None,
+) -> Inputs:
+    """What a GPU's kernels read of the op's arguments; without `out` new memory for it. Raises as `refuse_misread`.
+
+    `before`: what a step of decode rows alone has attended of earlier keys, which the page table does not name.
+    """
+    out = torch.empty_like(q) if out is None else out
+    fp8 = k_cache.dtype is torch.float8_e4m3fn
+    if fp8:
+        k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
+    scales = (k_scale, v_scale, sinks)
+    inputs = Inputs(q, k_cache, v_cache, out, *scales, scale, window, softcap, fp8, slopes, pattern, before)
+    refuse_misread(inputs, meta)
+    return inputs

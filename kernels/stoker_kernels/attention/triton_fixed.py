@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, sees_block, soft_cap, unpack_e4m3
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, add_values, dot_keys, page_offsets, sees_block, soft_cap
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_chunk
@@ -198,6 +198,7 @@ def fixed_kernel(
     at = (row_start + token).to(tl.int64)
     q_ptrs = q_ptr + at[:, None] * q_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
     q = tl.load(q_ptrs, mask=in_out, other=0.0)
+    q_odd = q
     qk_scale = scale_log2
     out_scale = 1.0
     if FP8:
@@ -233,12 +234,7 @@ def fixed_kernel(
         loaded = key + n < end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
-        if FP8:
-            k_even, k_odd = unpack_e4m3(k, UNPACK)
-            s = tl.dot(q, k_even, input_precision=PRECISION)
-            s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
-        else:
-            s = tl.dot(q, k, input_precision=PRECISION)
+        s = dot_keys(q, q_odd, k, FP8, PRECISION, UNPACK)
         s = s * qk_scale
         if SOFTCAP:
             s = soft_cap(s, softcap)
@@ -260,14 +256,7 @@ def fixed_kernel(
         alpha = tl.exp2(m - base)
         norm = tl.fma(norm, alpha, tl.sum(p, 1))
         m = m_new
-        acc = acc * alpha[:, None]
-        if FP8:
-            v_even, v_odd = unpack_e4m3(v, UNPACK)
-            p = p.to(tl.float16)
-            acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
-            acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc, acc_odd = add_values(p, v, alpha, acc, acc_odd, FP8, PRECISION, UNPACK)
         if ((key + BLOCK_N) % SPLIT == 0) | (key + BLOCK_N >= end):
             most = tl.maximum(all_m, m)
             before, now = _weight(all_m, most), _weight(m, most)

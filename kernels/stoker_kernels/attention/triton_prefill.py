@@ -16,12 +16,13 @@ import triton.language as tl
 
 from stoker_kernels.attention.triton_tiles import (
     UNPACK_CVT,
+    add_values,
+    dot_keys,
     page_offsets,
     sees_block,
     shown_tile,
     shown_tiles,
     soft_cap,
-    unpack_e4m3,
 )
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
@@ -130,6 +131,7 @@ def prefill_kernel(
     at = (row_start + token).to(tl.int64)
     q_ptrs = q_ptr + at[:, None] * q_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
     q = tl.load(q_ptrs, mask=in_out, other=0.0)
+    q_odd = q
     qk_scale = scale_log2
     out_scale = 1.0
     if FP8:
@@ -183,12 +185,7 @@ def prefill_kernel(
             loaded &= key >= key_start
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
-        if FP8:
-            k_even, k_odd = unpack_e4m3(k, UNPACK)
-            s = tl.dot(q, k_even, input_precision=PRECISION)
-            s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
-        else:
-            s = tl.dot(q, k, input_precision=PRECISION)
+        s = dot_keys(q, q_odd, k, FP8, PRECISION, UNPACK)
         if SOFTCAP:
             s = soft_cap(s * qk_scale, softcap)
         elif SLOPES:
@@ -216,14 +213,7 @@ def prefill_kernel(
         alpha = tl.exp2(m - base)
         norm = norm * alpha + tl.sum(p, 1)
         m = m_new
-        acc = acc * alpha[:, None]
-        if FP8:
-            v_even, v_odd = unpack_e4m3(v, UNPACK)
-            p = p.to(tl.float16)
-            acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
-            acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc, acc_odd = add_values(p, v, alpha, acc, acc_odd, FP8, PRECISION, UNPACK)
 
     if SINKS:
         sink = tl.load(sinks_ptr + q_head, mask=in_row, other=0.0) * LOG2E

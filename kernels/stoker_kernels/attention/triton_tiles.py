@@ -70,6 +70,34 @@ def unpack_e4m3(pairs, UNPACK: tl.constexpr):
 
 
 @triton.jit
+def dot_keys(q, q_odd, k, FP8: tl.constexpr, PRECISION: tl.constexpr, UNPACK: tl.constexpr):
+    """q·k of a tile, `[BLOCK_M, BLOCK_N]` fp32. FP8: k holds pairs, and q_odd the odd dimensions of the queries."""
+    if FP8:
+        k_even, k_odd = unpack_e4m3(k, UNPACK)
+        s = tl.dot(q, k_even, input_precision=PRECISION)
+        s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
+    else:
+        s = tl.dot(q, k, input_precision=PRECISION)
+    return s
+
+
+@triton.jit
+def add_values(
+    p, v, alpha, acc, acc_odd, FP8: tl.constexpr, PRECISION: tl.constexpr, UNPACK: tl.constexpr
+):  # fmt: skip
+    """acc · alpha + p·v of a tile: (acc, acc_odd). FP8: v holds pairs, whose odd dimensions are of acc_odd."""
+    acc = acc * alpha[:, None]
+    if FP8:
+        v_even, v_odd = unpack_e4m3(v, UNPACK)
+        p = p.to(tl.float16)
+        acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
+        acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    return acc, acc_odd
+
+
+@triton.jit
 def soft_cap(logits_log2, cap):
     """cap·tanh(x/cap) of x in units of log2: `logits_log2` is x·log2(e), and so is the result."""
     LOG2E: tl.constexpr = 1.4426950408889634

@@ -57,10 +57,10 @@ def fused(
     out: Tensor | None = None,
 ) -> Tensor:
     """The experts' kernels choose, too, where they take the operands; else as `split`."""
-    if choose.few(x, weights):
+    if few := choose.few(x, weights):
         shared = given(shared, x)
     if callable(shared) or not (
-        choose.few(x, weights)
+        few
         and _as_usual(x, logits, weights)
         and sm90_few.mixture_refusal(
             x, logits, routing, weights, shared, bias=bias, slot_mapping=slot_mapping, counts=counts

@@ -13,12 +13,12 @@ from stoker_kernels.attention import (
     PrefixSizes,
     PrefixSpace,
     attention_workspace,
-    choose,
     cut_prefix,
     plan_attention,
     prefix_space,
     shared_prefix_attention,
 )
+from stoker_kernels.attention.inputs import inputs_of
 from stoker_kernels.attention.reference import reference_attention
 
 # Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
@@ -171,9 +171,7 @@ def test_sharing_needs_plain_causal_attention(device: torch.device) -> None:
     assert meta.shared is not None
     results = meta.shared.results
     with pytest.raises(ValueError, match="go with no window"):
-        choose.paged_attention(batch.q, batch.k, batch.v, meta, window=20, before=results, **batch.options)
+        inputs_of(batch.q, batch.k, batch.v, meta, window=20, before=results, **batch.options)
     other = replace(meta, workspace=attention_workspace(2, 6, 64, device))
     with pytest.raises(ValueError, match="results of keys before are"):
-        choose.paged_attention(
-            batch.q, batch.k, batch.v, other, before=replace(results, lse=results.lse[:1]), **batch.options
-        )
+        inputs_of(batch.q, batch.k, batch.v, other, before=replace(results, lse=results.lse[:1]), **batch.options)

@@ -44,6 +44,17 @@ __device__ __forceinline__ float weight(float m, float maximum) {
   return m == -INFINITY ? 0.0f : exp2_approx(m - maximum);
 }
 
+// Takes the sums to the maxima `top`, which are no lower than theirs.
+__device__ __forceinline__ void raise_maxima(Result& a, const float (&top)[2]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const float kept = weight(a.m[c], top[c]);
+    a.m[c] = top[c];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) a.sums[j][c] *= kept, a.sums[j][c + 2] *= kept;
+  }
+}
+
 // Adds the unit's weighted values, of the warp's dimensions.
 template <typename Cache>
 __device__ __forceinline__ void add_values(Result& a, const Exchange& from, const Header& h, uint32_t tile, int warp,
@@ -70,13 +81,7 @@ __device__ __forceinline__ void add_values(Result& a, const Exchange& from, cons
     }
     return;
   }
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const float kept = weight(a.m[c], top[c]);
-    a.m[c] = top[c];
-#pragma unroll
-    for (int j = 0; j < 3; ++j) a.sums[j][c] *= kept, a.sums[j][c + 2] *= kept;
-  }
+  raise_maxima(a, top);
 #pragma unroll
   for (int block = 0; block < UNIT / 16; ++block) {
     if (block * 16 >= h.valid) break;
@@ -134,13 +139,7 @@ __device__ __forceinline__ void add_before(const DecodeArguments& g, const Heade
 #pragma unroll
     for (int c = 0; c < 2; ++c) top[c] = fmaxf(top[c], load_float(g.before_lse + part * of_part + first + heads[c]));
   }
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const float kept = weight(a.m[c], top[c]);
-    a.m[c] = top[c];
-#pragma unroll
-    for (int j = 0; j < 3; ++j) a.sums[j][c] *= kept, a.sums[j][c + 2] *= kept;
-  }
+  raise_maxima(a, top);
 #pragma unroll 4
   for (int part = 0; part < g.parts; ++part) {
     const int64_t at_part = static_cast<int64_t>(part) * of_part + first;

@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 
 from stoker_kernels.attention import choose
-from stoker_kernels.attention.inputs import Inputs, refuse_misread
-from stoker_kernels.attention.meta import AttentionMeta, ResultsBefore, SharedPrefix
+from stoker_kernels.attention.inputs import Inputs, inputs_of
+from stoker_kernels.attention.meta import AttentionMeta, SharedPrefix
 from stoker_kernels.attention.shared_prefix.config import tile_of
 from stoker_kernels.attention.shared_prefix.space import PrefixSpace
 from stoker_kernels.attention.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
@@ -53,21 +53,17 @@ def shared_prefix_attention(
     """`stoker_kernels.attention.shared_prefix.op.shared_prefix_attention` on a GPU, or in Triton's interpreter."""
     shared = meta.shared
     assert shared is not None, "the step has no shared prefix"
-    if out is None:
-        out = torch.empty_like(q)
-    fp8 = k_cache.dtype is torch.float8_e4m3fn
-    k, v = (cache.view(torch.uint16) if fp8 else cache for cache in (k_cache, v_cache))
-    inputs = Inputs(q, k, v, out, k_scale, v_scale, None, scale, 0, 0.0, fp8, before=shared.results)
-    refuse_misread(inputs, meta)
-    launch_prefix(inputs, meta, shared, shared.results)
-    return choose.paged_attention(
+    inputs = inputs_of(
         q, k_cache, v_cache, meta, scale=scale, k_scale=k_scale, v_scale=v_scale, out=out, before=shared.results
-    )
+    )  # fmt: skip
+    _launch_prefix(inputs, meta, shared)
+    choose.attend(inputs, meta)
+    return inputs.out
 
 
-def launch_prefix(inputs: Inputs, meta: AttentionMeta, shared: SharedPrefix, results: ResultsBefore) -> None:
-    """Attend the shared keys for all rows, in the parts that there is room for in `results`."""
-    q, k = inputs.q, inputs.k_cache
+def _launch_prefix(inputs: Inputs, meta: AttentionMeta, shared: SharedPrefix) -> None:
+    """Attend the shared keys for all rows, in the parts that there is room for."""
+    q, k, results = inputs.q, inputs.k_cache, shared.results
     rows, num_kv_heads, group, head_dim = meta.num_decodes, k.shape[1], inputs.group, q.shape[2]
     config = tile_of(rows, group, head_dim, inputs.kv_bytes)
     shared_prefix_kernel[(triton.cdiv(rows * group, config.block_m), results.parts, num_kv_heads)](

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, unpack_e4m3
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, add_values, dot_keys, page_offsets
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 
@@ -106,6 +106,7 @@ def shared_prefix_kernel(
     in_dim = d < HEAD_DIM // PACK
     q_ptrs = q_ptr + row.to(tl.int64)[:, None] * q_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
     q = tl.load(q_ptrs, mask=live[:, None] & in_dim[None, :], other=0.0)
+    q_odd = q
     qk_scale = scale_log2
     unit: tl.constexpr = 256.0 if FP8 and UNPACK != UNPACK_CVT else 1.0
     if FP8:
@@ -131,12 +132,7 @@ def shared_prefix_kernel(
         there = key + n < end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=there[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=there[:, None] & in_dim[None, :], other=0)
-        if FP8:
-            k_even, k_odd = unpack_e4m3(k, UNPACK)
-            s = tl.dot(q, k_even, input_precision=PRECISION)
-            s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
-        else:
-            s = tl.dot(q, k, input_precision=PRECISION)
+        s = dot_keys(q, q_odd, k, FP8, PRECISION, UNPACK)
         if key + BLOCK_N > end:
             s = tl.where(there[None, :], s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * qk_scale)
@@ -144,14 +140,7 @@ def shared_prefix_kernel(
         alpha = tl.exp2(m - m_new)
         norm = norm * alpha + tl.sum(p, 1)
         m = m_new
-        acc = acc * alpha[:, None]
-        if FP8:
-            v_even, v_odd = unpack_e4m3(v, UNPACK)
-            p = p.to(tl.float16)
-            acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
-            acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc, acc_odd = add_values(p, v, alpha, acc, acc_odd, FP8, PRECISION, UNPACK)
 
     some = live & (norm > 0.0)
     norm = tl.where(norm > 0.0, norm, 1.0)
