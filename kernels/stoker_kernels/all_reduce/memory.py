@@ -168,6 +168,8 @@ def _apart(own: int, bus: str) -> str | None:
     from cuda.bindings import driver
 
     other = checked("cuDeviceGetByPCIBusId", driver.cuDeviceGetByPCIBusId(bus.encode()))
+    if int(other) == own:
+        return None  # of two ranks on one GPU the driver gives no attribute
     kinds = driver.CUdevice_P2PAttribute
     for kind, meaning in (
         (kinds.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, "cannot reach each other's memory"),

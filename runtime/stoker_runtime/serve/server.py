@@ -49,7 +49,7 @@ from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.tracing import open_tracer
 
 log = logging.getLogger(__name__)
-MOURNING_SECONDS = 5.0
+MOURNING_SECONDS = 0.5  # all of a fault's five seconds may be gone until it is found
 WARM_UP_SECONDS = 300.0
 ADAPTER_SECONDS = 120.0
 POLL_SECONDS = 0.02
@@ -319,5 +319,5 @@ def find_pooling(config: EngineConfig) -> PoolingSpec | None:
 async def outlast(engine: Mortal) -> None:
     """Return a while after the engine has died: until then whoever asks, a probe too, is told why."""
     error = await engine.died()
-    log.error("%s The server ends in %.0f s, for nothing else brings an engine back.", error.message, MOURNING_SECONDS)
+    log.error("%s The server ends in %.1f s, for nothing else brings an engine back.", error.message, MOURNING_SECONDS)
     await asyncio.sleep(MOURNING_SECONDS)

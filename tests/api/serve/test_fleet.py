@@ -166,11 +166,16 @@ def test_nothing_outlives_the_server(processes: list[ServerProcess]) -> None:
 def test_a_dead_engine_shows_in_every_process(processes: list[ServerProcess]) -> None:
     processes.append(fleet("slow"))
     server = processes[0].wait_ready()
+    streams = [Open(server.url) for _ in range(16)]  # of which half wait for a row
+    assert wait_until(lambda: CLIENT.get(f"{server.url}/load", headers=FRESH).json()["server_load"] == 16)
     os.kill(children(server.popen.pid)["engine"], signal.SIGKILL)
-    health = lambda: {CLIENT.get(f"{server.url}/health", headers=FRESH).status_code for _ in range(8)}  # noqa: E731
-    assert wait_until(lambda: health() == {503})
+    assert wait_until(lambda: CLIENT.get(f"{server.url}/health", headers=FRESH).status_code == 503)
     assert ask(server.url).json()["error"]["type"] == "engine_dead"
+    for stream in streams:
+        stream.thread.join(10)
+        assert any('"engine_dead"' in event for event in stream.events[-2:]), stream.events[-3:]
     assert server.exit_status(30) == 1, "only a new server has an engine again"
+    assert speakers(server) == {"api 1", "api 2"}
 
 
 def test_failed_starts_are_a_status_and_a_sentence(processes: list[ServerProcess]) -> None:

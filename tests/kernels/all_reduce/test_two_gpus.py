@@ -1,8 +1,12 @@
-"""Sums over real GPUs, a process each: the definition's bits, eager and from a graph, in whatever order sizes come."""
+"""Sums over real GPUs, a process each: the definition's bits, eager and from a graph, in whatever order sizes come.
+
+More ranks than GPUs share them, a process after the other: so two shots run, which two ranks never take.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +16,11 @@ from torch.multiprocessing.spawn import spawn
 
 from stoker_kernels.all_reduce import peer_sums, reference, row_shares
 from stoker_kernels.all_reduce.bench import exchange_by
-from stoker_kernels.all_reduce.rule import LEAST_SHARE, largest
+from stoker_kernels.all_reduce.rule import LEAST_SHARE, MOST_RANKS, largest
 from stoker_kernels.quant import Quantized
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="gpu: needs two CUDA devices"),
-]
+pytestmark = pytest.mark.gpu
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="gpu: needs two CUDA devices")
 EPS, STEPS = 1e-6, 60
 
 
@@ -34,7 +36,7 @@ def parts_of(step: int, shape: tuple[int, int], ranks: int, device: torch.device
 
 
 def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
     sums = peer_sums(device, rank, ranks, exchange)
@@ -70,6 +72,7 @@ def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     sums.close(exchange)
 
 
+@two_gpus
 def test_the_sums_of_the_definition(tmp_path: Path) -> None:
     ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
     print(f"seed {seed}")
@@ -78,7 +81,7 @@ def test_the_sums_of_the_definition(tmp_path: Path) -> None:
 
 def sizes_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     """Rows as narrow as peaks of parts and as wide as a model's, from 16 KiB to 32 MiB, each size by chance."""
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
     sums = peer_sums(device, rank, ranks, exchange)
@@ -99,6 +102,7 @@ def sizes_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     sums.close(exchange)
 
 
+@two_gpus
 def test_sums_of_every_size(tmp_path: Path) -> None:
     ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
     print(f"seed {seed}")
@@ -107,7 +111,7 @@ def test_sums_of_every_size(tmp_path: Path) -> None:
 
 def shares_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     """Exchange after exchange of other sizes, each rank with pauses of its own before what it gives."""
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
     draw, own_draw = random.Random(seed), random.Random(seed + rank)
@@ -152,7 +156,16 @@ def shares_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     end.close(exchange)
 
 
+@two_gpus
 def test_rows_that_are_shared_out(tmp_path: Path) -> None:
     ranks, seed = torch.cuda.device_count(), random.randrange(1 << 20)
     print(f"seed {seed}")
     spawn(shares_main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)
+
+
+@pytest.mark.parametrize("main", [rank_main, sizes_main])
+def test_sums_of_more_ranks_than_gpus(main: Callable[[int, int, str, int], None], tmp_path: Path) -> None:
+    gpus, draw = torch.cuda.device_count(), random.SystemRandom()
+    ranks, seed = draw.randint(max(3, gpus + 1), MOST_RANKS), draw.randrange(1 << 20)
+    print(f"{ranks} ranks on {gpus} GPUs, seed {seed}")
+    spawn(main, (ranks, str(tmp_path / "store"), seed), nprocs=ranks)

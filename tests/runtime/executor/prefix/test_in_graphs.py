@@ -14,12 +14,19 @@ from stoker_runtime.bench.verify import TOLERANCE_BF16, TOLERANCE_FP8_KV, Tolera
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.executor.prefix import steps
 from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
 
 pytestmark = pytest.mark.gpu
 SHARED, ROWS = 3001, 27
+
+
+@pytest.fixture(autouse=True)
+def whatever_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps share what they can, so that few rows of a short prefix show what many of a long one do."""
+    monkeypatch.setattr(steps, "prefix_pays", lambda rows, keys, **_: keys > 0)
 
 
 def build(**fields: Any) -> Executor:
