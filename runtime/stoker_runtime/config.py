@@ -106,7 +106,7 @@ class EngineConfig(NodeSettings):
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     disable_hybrid_kv_cache_manager: bool = False
-    disable_cascade_attn: bool = True
+    disable_cascade_attn: bool = False
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False

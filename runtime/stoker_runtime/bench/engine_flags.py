@@ -116,7 +116,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         disable_custom_all_reduce=args.disable_custom_all_reduce,
         batch_invariant=args.batch_invariant,
         enable_prefix_caching=args.shared_prefix_len > 0,
-        disable_cascade_attn=args.disable_cascade_attn or not args.shared_prefix_len,
+        disable_cascade_attn=args.disable_cascade_attn,
         speculative_config=args.speculative_config,
         enable_lora=args.enable_lora or args.adapters > 0,
         max_loras=max(1, args.adapters),

@@ -16,7 +16,7 @@ PINNED = ("attention", "paged_attention")  # the names of the op of plain attent
 def model_refusal(config: EngineConfig, spec: ModelSpec) -> str | None:
     """Why no step of this model attends a shared prefix, on any GPU; None where some may. `config` is resolved."""
     if config.disable_cascade_attn:
-        return "--no-disable-cascade-attn was not given"
+        return "--disable-cascade-attn was given"
     if config.batch_invariant:
         return "--batch-invariant was given, and the bits of a row would depend on its neighbours"
     if any(op in PINNED for op, _ in config.kernels):

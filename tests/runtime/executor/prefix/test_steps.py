@@ -191,7 +191,7 @@ def test_a_cpu_attends_each_row_by_itself_and_says_so() -> None:
         ("Falcon-40B", {}, None),
         ("Nemotron-H-8B", {}, None),
         ("Llama-2-7B", {"batch_invariant": True}, "--batch-invariant"),
-        ("Llama-2-7B", {"disable_cascade_attn": True}, "--no-disable-cascade-attn"),
+        ("Llama-2-7B", {"disable_cascade_attn": True}, "--disable-cascade-attn"),
         ("Llama-2-7B", {"kernels": (("attention", "triton"),)}, "--kernel pins"),
         ("Llama-2-7B", {"kernels": (("linear", "cublas"),)}, None),
         ("Gemma-2-27B", {}, "a window, a soft-cap"),
