@@ -278,7 +278,7 @@ def ranks_of(server: Server) -> list[int]:
 def assert_all_ends(server: Server, url: str, ranks: list[int], stream: Stream, begun: float) -> None:
     """What is promised, since a fault `begun`; a GPU's machine has processors to spare."""
     stream.wait_ended()
-    assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503
+    wait_for(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503, "it never said that it is unwell")
     wait_for(lambda: not any(map(process_exists, ranks)), "a rank is left")
     wait_for(lambda: all(free_share(index) > 0.98 for index in range(2)), "memory of a GPU is left taken")
     freed = time.monotonic() - begun
