@@ -23,6 +23,7 @@ from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.step.batch import Batch
 
 METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
@@ -185,6 +186,25 @@ def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None
     assert min(stats.preemptions, stats.prefix_hits) > 0, "the device was meant to be crowded"
     for each in (plain, drafting):
         each.close()
+
+
+def test_the_cost_of_every_verification_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = build(random_llama(tmp_path, 21), "suffix", max_num_seqs=5, max_num_batched_tokens=40, num_gpu_blocks=60)
+    loop = StepLoop(executor, EngineConfig(model=""))
+    decide_by_chance(loop, random.Random(21))
+    assert loop.scheduler.speculation is not None
+    monkeypatch.setattr(loop.scheduler.speculation.pace, "cost", lambda rows, k: 1 + 0.07 * k - 0.01 * rows)
+    ran, execute = list[Batch](), executor.execute
+    monkeypatch.setattr(executor, "execute", lambda batch: ran.append(batch) or execute(batch))
+    for request in requests(random.Random(4), executor.vocab_size, 12):
+        loop.add(request)
+    while loop.has_work:
+        loop.step()
+    # A step that costs less than a plain one takes nothing back.
+    costs = [len(each.decodes) * max(0.0, 0.07 * each.drafts - 0.01 * len(each.decodes)) for each in ran if each.drafts]
+    assert len(costs) > 10
+    assert loop.stats().draft_cost_tokens == pytest.approx(sum(costs))
+    executor.close()
 
 
 @pytest.mark.parametrize(
