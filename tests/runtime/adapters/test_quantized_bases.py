@@ -27,16 +27,18 @@ def scores(llm: LLM, lora: LoRARequest | None) -> torch.Tensor:
     return torch.tensor([entry[token].logprob for entry, token in zip(told[1:], PROMPT[1:], strict=True) if entry])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("quantization", ["fp8", "w4"])
 def test_an_adapter_moves_a_quantized_base_as_it_moves_the_model(
-    quantization: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    quantization: str, device: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    sizes = SIZES | ({"device": device, "dtype": "bfloat16"} if device == "cuda" else {})
     base = tiny_checkpoint("llama")
     lora = LoRARequest("strong", 1, str(make_adapter(base, tmp_path / "strong", 5, r=8, lora_alpha=16)))
     with torch.no_grad():
         logits = merged(base, tmp_path / "strong")(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     expected = logits[range(len(PROMPT) - 1), PROMPT[1:]]
-    with LLM(str(base), **SIZES, quantization=quantization) as llm:
+    with LLM(str(base), **sizes, quantization=quantization) as llm:
         adapted, plain = scores(llm, lora), scores(llm, None)
     error, effect = (adapted - expected).abs().mean(), (plain - expected).abs().mean()
     assert error < 0.35 * effect, f"off by {error:.3f}, where the adapter changes {effect:.3f}"
