@@ -49,8 +49,8 @@ MOST_CREDIT = 40.0
 """Plain steps that a draft model's catching up may cost, which promises nothing, after a long while without any."""
 CAUTION = 4
 """What is to be gained by catching up has to be so much more than it costs: nobody knows how long a text gets."""
-FIGURES_EVERY = 32
-"""Steps for which figures that are told stand: they are told with each step."""
+FIGURES_EVERY = 128
+"""Steps for which figures that are told stand: they go with each step, and take as long to work out as a short one."""
 REVIEW = 8
 """Steps for which a decision stands, unless sequences come or go, or a step brought less than its drafts cost."""
 

@@ -162,7 +162,7 @@ def test_what_drafts_cost_and_bring_is_told() -> None:
     assert all(cost > 1 and not timed for _, _, cost, timed in costs)
     assert [k for k, _ in gains] == [1, 2, 3, 4, 5]
     row = pace.new_row()
-    for _ in range(60):
+    for _ in range(140):
         pace.choose([row] * 11, changed=False)
         pace.learn(row, 2, 1)
         for k, milliseconds in ((0, 4.0), (1, 4.2), (3, 5.0)):
@@ -182,7 +182,7 @@ def test_what_drafts_cost_and_bring_is_told() -> None:
 def test_what_is_told_is_little_behind() -> None:
     pace, row = Pace(2, 256), RowPace(1.0, 0.9)
     before = pace.figures()
-    for _ in range(40):
+    for _ in range(140):
         pace.choose([row], changed=False)
         pace.learn(row, 2, 0)
     assert pace.figures()[1][0][1] < before[1][0][1] / 2
