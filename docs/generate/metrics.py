@@ -26,7 +26,8 @@ tokens are the units; a share is of 1. The label `engine` is there where a serve
 def page() -> str:
     """docs/reference/metrics.md."""
     server = ServerMetrics("model")
-    server.attach([EngineView(EngineStats, page_size=16, num_pages=1)] * 2)
+    drafting = EngineStats(accepted_by_position=(0,), draft_costs=((1, 1, 1.0, True),), draft_gains=((1, 0.0),))
+    server.attach([EngineView(lambda: drafting, page_size=16, num_pages=1)] * 2)
     server.attach_adapters(max_loras=1)
     own = [found for each in vars(operator).values() if isinstance(each, MetricWrapperBase) for found in each.collect()]
     labels = {each._name: each._labelnames for each in vars(operator).values() if isinstance(each, MetricWrapperBase)}

@@ -133,6 +133,11 @@ SPECULATION = (
     EngineGauge(
         "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", lambda s: s.accepted_tokens
     ),
+    EngineGauge(
+        "stoker:spec_decode_cost_tokens",
+        "Tokens that plain steps would have given in the time that drafts took: what accepted ones have to exceed",
+        lambda s: s.draft_cost_tokens,
+    ),
 )
 """Counters of a server that verifies drafts."""
 
@@ -242,6 +247,8 @@ class ServerMetrics(Collector):
         yield _sleep_state(own, values, every)
         if every[0].accepted_by_position:
             yield self._accepted_by_position(own, values, every)
+            yield _draft_costs(own, values, every)
+            yield _draft_gains(own, values, every)
         idle = GaugeMetricFamily("stoker:idle_seconds", "Time since the last request; 0 while one runs", labels=labels)
         idle.add_metric([self.model_name], self.board.idle_seconds(time.monotonic()))
         yield idle
@@ -311,6 +318,32 @@ class ServerMetrics(Collector):
         for reason, at in self._finished.items():
             family.add_metric([self.model_name, reason.value], self.board.total(at))
         return family
+
+
+def _draft_costs(labels: Sequence[str], values: Sequence[list[str]], every: Sequence[EngineStats]) -> Metric:
+    """What verifying costs, by size of batch and k."""
+    family = GaugeMetricFamily(
+        "stoker:spec_decode_step_cost",
+        "Plain decode steps that a step of up to so many sequences takes in time which verifies so many drafts of each",
+        labels=[*labels, "batch_size", "num_speculative_tokens", "source"],
+    )
+    for value, stats in zip(values, every, strict=True):
+        for size, k, cost, timed in stats.draft_costs:
+            family.add_metric([*value, str(size), str(k), "measured" if timed else "assumed"], cost)
+    return family
+
+
+def _draft_gains(labels: Sequence[str], values: Sequence[list[str]], every: Sequence[EngineStats]) -> Metric:
+    """What drafts bring, by k."""
+    family = GaugeMetricFamily(
+        "stoker:spec_decode_expected_tokens",
+        "Tokens that so many drafts bring a sequence beyond the one of a plain step, by what was accepted lately",
+        labels=[*labels, "num_speculative_tokens"],
+    )
+    for value, stats in zip(values, every, strict=True):
+        for k, gain in stats.draft_gains:
+            family.add_metric([*value, str(k)], gain)
+    return family
 
 
 def _sleep_state(labels: Sequence[str], values: Sequence[list[str]], every: Sequence[EngineStats]) -> Metric:

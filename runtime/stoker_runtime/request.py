@@ -340,6 +340,12 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()
+    draft_cost_tokens: float = 0.0
+    """Tokens that plain steps would have given in the time that drafts took."""
+    draft_costs: tuple[tuple[int, int, float, bool], ...] = ()
+    """Of each size of batch and k: sequences at most, k, plain steps that a step with k drafts takes, whether timed."""
+    draft_gains: tuple[tuple[int, float], ...] = ()
+    """Of each k: k, and tokens beyond one that k drafts bring a sequence."""
     sleep_level: int = 0
     """What it sleeps at, or will as soon as nothing runs; 0: neither."""
     asleep: bool = False

@@ -9,6 +9,8 @@ changed, so seldom that it costs half a percent.
 A draft model has to compute what it lacks of a sequence before it drafts. That is done where it promises to pay, or
 where so many steps went by that it is within the same half percent.
 
+Both figures can be read (`costs`, `gains`): whoever runs a server shall know what a rejected draft costs there.
+
 Invariants: no k is taken that has proved slower than none; decisions change no token, only when it comes. Costs are
 compared at one padded size. Knows nothing of tokens and devices; does no I/O.
 """
@@ -18,6 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker_runtime.drafts.settings import DraftCosts
+
+Costs = tuple[tuple[int, int, float, bool], ...]
+Gains = tuple[tuple[int, float], ...]
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16)
 LEARNING = 0.125
@@ -44,6 +49,8 @@ MOST_CREDIT = 40.0
 """Plain steps that a draft model's catching up may cost, which promises nothing, after a long while without any."""
 CAUTION = 4
 """What is to be gained by catching up has to be so much more than it costs: nobody knows how long a text gets."""
+FIGURES_EVERY = 128
+"""Steps for which figures that are told stand: they go with each step, and take as long to work out as a short one."""
 REVIEW = 8
 """Steps for which a decision stands, unless sequences come or go, or a step brought less than its drafts cost."""
 
@@ -129,6 +136,8 @@ class Pace:
         self._cost_of_draft = COST_OF_DRAFT + (model.draft if model else 0.0)
         self._credit = 0.0
         self._accepted = 0
+        self._figures: tuple[Costs, Gains] = (), ()
+        self._figures_at = -FIGURES_EVERY
 
     def new_row(self) -> RowPace:
         """The figures of a sequence of which nothing is known: those of the others."""
@@ -160,6 +169,25 @@ class Pace:
         nearest, ratio = min(known, key=lambda each: abs(each[0] - k))
         return 1 + (ratio - 1) * k / nearest
 
+    def figures(self) -> tuple[Costs, Gains]:
+        """What steps cost, and what drafts bring, as of the last `FIGURES_EVERY` steps.
+
+        Costs are of every size of batch that was seen, and of one sequence: (sequences at most, k, plain steps that a
+        step with k drafts each takes, whether that was timed). What was not is assumed, or goes by its neighbours.
+        Gains are of each k: (k, tokens beyond one that k drafts bring a sequence), by what was accepted lately.
+        """
+        if self._steps - self._figures_at >= FIGURES_EVERY:
+            self._figures_at = self._steps
+            sizes = sorted({0} | {size for size, _ in self._timings})
+            costs = tuple(
+                (1 << size, k, self.cost(1 << size, k), self._timed(size, k))
+                for size in sizes
+                for k in self.ladder
+                if self._fits((1 << size >> 1) + 1, k)
+            )
+            self._figures = costs, tuple((k, self._all.gain(k)) for k in self.ladder)
+        return self._figures
+
     def choose(self, rows: Sequence[RowPace | None], *, changed: bool) -> tuple[int, tuple[int, ...]]:
         """k of the next step, and each sequence's bound on its own drafts; None are sequences that may have none.
 
@@ -180,6 +208,10 @@ class Pace:
             return k, tuple(k if row else 0 for row in rows)
         return self._k, self._decision
 
+    def catching_up(self, lacking: int) -> float:
+        """Plain steps that it costs to have a draft model compute `lacking` tokens."""
+        return lacking * self._model.token if self._model is not None else 0.0
+
     def catches_up(self, row: RowPace, lacking: int, left: int, rows: int) -> bool:
         """Whether to have a draft model compute `lacking` tokens of a sequence among `rows`, with `left` yet to come.
 
@@ -187,7 +219,7 @@ class Pace:
         """
         if self._model is None:
             return True
-        cost, gain = lacking * self._model.token, row.among(self._all).gain(self._k)
+        cost, gain = self.catching_up(lacking), row.among(self._all).gain(self._k)
         # All rows wait for it, and one gains; half of what may come is what comes, for want of knowledge.
         if CAUTION * cost * rows <= left / 2 * gain / (1 + gain):
             return True
@@ -195,6 +227,10 @@ class Pace:
             return False
         self._credit -= cost
         return True
+
+    def _timed(self, size: int, k: int) -> bool:
+        plain, found = (self._timings.get((size, each)) for each in (0, k))
+        return plain is not None and plain.samples >= FEWEST_TIMINGS and found is not None and self._believed(found)
 
     def _believed(self, timing: Timing) -> bool:
         return timing.samples >= FEWEST_TIMINGS and self._steps - timing.at <= STALE

@@ -30,8 +30,9 @@ class SpeculationLog:
         drafts, offered = stats.drafts - before.drafts, stats.draft_tokens - before.draft_tokens
         accepted = stats.accepted_tokens - before.accepted_tokens
         log.info(
-            "drafts: %d of %d tokens accepted (%.0f%%), %.2f tokens a verified sequence and step; %d tokens in all",
+            "drafts: %d of %d tokens accepted (%.0f%%), %.2f tokens a verified sequence and step, "
+            "at the cost of %.0f tokens; %d tokens in all",
             accepted, offered, 100 * accepted / max(offered, 1), 1 + accepted / drafts,
-            stats.generation_tokens - before.generation_tokens,
+            stats.draft_cost_tokens - before.draft_cost_tokens, stats.generation_tokens - before.generation_tokens,
         )  # fmt: skip
         self._told, self._at = stats, now

@@ -35,6 +35,7 @@ class Speculation:
         self._drafts = 0
         self._draft_tokens = 0
         self._accepted = [0] * config.drafts
+        self._cost_tokens = 0.0
 
     @classmethod
     def of(cls, config: SchedulerConfig, placement: Placement) -> Speculation | None:
@@ -65,7 +66,9 @@ class Speculation:
     def settle(self, flight: Flight, result: StepResult) -> None:
         """The step of `flight` gave `result`: its sequences stand where they stand."""
         assert result.counts is not None, "a step with drafts counts its tokens"
-        rows = zip(flight.sampled, flight.batch.draft_caps, result.counts, result.offered, strict=True)
+        batch = flight.batch
+        self._cost(len(batch.decodes), self.pace.cost(len(batch.decodes), batch.drafts) - 1)
+        rows = zip(flight.sampled, batch.draft_caps, result.counts, result.offered, strict=True)
         for sequence, cap, count, offered in rows:
             if not cap:
                 continue
@@ -94,6 +97,12 @@ class Speculation:
         """Fill in what `stats` say of drafts."""
         stats.drafts, stats.draft_tokens = self._drafts, self._draft_tokens
         stats.accepted_tokens, stats.accepted_by_position = sum(self._accepted), tuple(self._accepted)
+        stats.draft_cost_tokens = self._cost_tokens
+        stats.draft_costs, stats.draft_gains = self.pace.figures()
+
+    def _cost(self, rows: int, plain_steps: float) -> None:
+        """Count what `rows` sequences would have got in so many plain steps, which went into drafts."""
+        self._cost_tokens += rows * max(0.0, plain_steps)
 
     def _caught_up(
         self, model: CatchingUp, draft: Draft, step: int, wanted: tuple[int, ...]
@@ -105,7 +114,10 @@ class Speculation:
             if lacking:
                 left, row = sequence.limit - sequence.computed, self._paces[at]
                 pays = row is not None and self.pace.catches_up(row, lacking, left, len(wanted))
-                ready[at] = wanted[at] if pays and model.catch_up(sequence, step, draft) else 0
+                joins = pays and model.catch_up(sequence, step, draft)
+                ready[at] = wanted[at] if joins else 0
+                if joins:
+                    self._cost(len(wanted), self.pace.catching_up(lacking))
         return tuple(ready)
 
     def _pace_of(self, sequence: Sequence, step: int) -> RowPace | None:

@@ -5,6 +5,7 @@ is told in its metrics.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -122,3 +123,38 @@ def test_what_is_accepted_is_told(both: tuple[ServerProcess, ServerProcess]) -> 
     assert len(places) == DRAFTS["num_speculative_tokens"]
     assert sum(places) == accepted
     assert not any(name.startswith(NAME) for name in metrics(plain))
+
+
+def series(of: ServerProcess, name: str) -> list[tuple[dict[str, str], float]]:
+    """The labels and the value of each series of a metric."""
+    families = text_string_to_metric_families(CLIENT.get(f"{of.url}/metrics", headers=FRESH).text)
+    return [(dict(each.labels), each.value) for family in families for each in family.samples if each.name == name]
+
+
+def test_what_a_rejected_draft_costs_is_told(both: tuple[ServerProcess, ServerProcess]) -> None:
+    """Costs are timed by the server itself: what it assumes of one sequence becomes what it measured."""
+    drafting, plain = both
+
+    def measured() -> bool:
+        answer(drafting, ASKED["greedy"])
+        return any(labels["source"] == "measured" for labels, _ in series(drafting, "stoker:spec_decode_step_cost"))
+
+    assert wait_until(measured, 120)
+    costs = {
+        int(labels["num_speculative_tokens"]): cost
+        for labels, cost in series(drafting, "stoker:spec_decode_step_cost")
+        if labels["batch_size"] == "1"
+    }
+    assert sorted(costs) == [1, 2, 3]
+    assert all(0.1 < cost < 30 for cost in costs.values())
+    gains = [gain for _, gain in series(drafting, "stoker:spec_decode_expected_tokens")]
+    assert len(gains) == 3
+    # What the second and the third draft add falls by the chance that one is accepted.
+    chance = (gains[1] - gains[0]) / gains[0]
+    assert 0 < chance < 1
+    assert gains[2] - gains[1] == pytest.approx(chance * (gains[1] - gains[0]), rel=1e-6)
+    assert gains[0] <= chance * (1 + 1e-6)
+    [(_, spent)] = series(drafting, "stoker:spec_decode_cost_tokens_total")
+    assert spent >= 0
+    assert wait_until(lambda: re.search(r"drafts: .*, at the cost of \d+ tokens; \d+ tokens in all", drafting.log), 20)
+    assert "stoker:spec_decode" not in CLIENT.get(f"{plain.url}/metrics", headers=FRESH).text

@@ -19,6 +19,7 @@ SIZES: dict[str, Any] = {
     "max_num_batched_tokens": 40, "num_gpu_blocks": 40, "enable_lora": True, "max_loras": 3, "max_lora_rank": 256,
     "generation_config": "none",
 }  # fmt: skip
+ON = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # What each adapter of a model is, in PEFT's words.
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 7},
@@ -44,10 +45,18 @@ def run(llm: LLM, prompts: list[list[int]], loras: list[LoRARequest | None], tok
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *((name, "cpu") for name in ("llama", "qwen2-yarn", "qwen3")),
+        *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("llama", "qwen3")),
+    ],
+)
 def test_each_row_gives_the_tokens_of_its_merged_model(
-    name: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    name: str, device: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """Of mixed ranks, and one without an adapter; on a GPU within graphs."""
+    sizes = SIZES | {"device": device}
     base = tiny_checkpoint(name)
     kinds = dict(list(KINDS.items())[:: 1 if name == "llama" else 2])
     loras: list[LoRARequest | None] = [None]
@@ -57,11 +66,11 @@ def test_each_row_gives_the_tokens_of_its_merged_model(
         loras.append(LoRARequest(kind, number, str(folder)))
         expected.append(greedy(merged(base, folder), PROMPT, 12))
     assert len(set(map(tuple, expected))) == len(expected), "adapters have to be told apart by their tokens"
-    with LLM(str(base), **SIZES) as llm:
+    with LLM(str(base), **sizes) as llm:
         # Every prompt twice and in turns: more adapters than slots.
         got = run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12)
     assert got == expected * 2
-    with LLM(str(base), **SIZES, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
+    with LLM(str(base), **sizes, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
         decide_by_chance(llm.engine, random.Random(name))
         assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2
         assert llm.engine.stats().drafts
@@ -110,9 +119,10 @@ def test_drafts_are_accepted_beside_an_adapter(
         assert llm.engine.stats().accepted_tokens > 0
 
 
+@pytest.mark.parametrize("device", ON)
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
 def test_the_embedding_and_the_head_are_adapted(
-    name: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    name: str, device: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = tiny_checkpoint(name)
     targets = ["embed_tokens", "q_proj"] + (["lm_head"] if name == "llama" else [])
@@ -121,7 +131,7 @@ def test_the_embedding_and_the_head_are_adapted(
     # Not merged: a tied head would take what is added to the embedding, and PEFT's model keeps them apart.
     model = adapted(base, folder)
     expected = [greedy(model, PROMPT, 10), greedy(load_base(base), PROMPT, 10)]
-    with LLM(str(base), **SIZES, lora_embeddings=True) as llm:
+    with LLM(str(base), **SIZES | {"device": device}, lora_embeddings=True) as llm:
         assert run(llm, [PROMPT, PROMPT], [lora, None], 10) == expected
         scored = llm.generate(
             [{"prompt_token_ids": PROMPT}],

@@ -49,14 +49,14 @@ class Folders:
         }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def model(
-    tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LLM, Folders]]:
     base = tiny_checkpoint("llama")
     folders = Folders(base, tmp_path_factory.mktemp("folders"))
     assert len({tuple(folders.said[path, SHARED]) for path, prompt in folders.said if prompt == SHARED}) == 7
-    with LLM(str(base), **SIZES) as llm:
+    with LLM(str(base), **SIZES | {"device": request.param}) as llm:
         yield llm, folders
 
 

@@ -155,6 +155,39 @@ def test_what_drafts_cost_is_found_out_anew_after_a_while() -> None:
     assert run(pace, row, 5000, lambda _: 3e-3)[-1] == 5
 
 
+def test_what_drafts_cost_and_bring_is_told() -> None:
+    pace = Pace(5, 60)
+    costs, gains = pace.figures()
+    assert [(size, k) for size, k, _, _ in costs] == [(1, k) for k in (1, 2, 3, 4, 5)], "assumed of one sequence"
+    assert all(cost > 1 and not timed for _, _, cost, timed in costs)
+    assert [k for k, _ in gains] == [1, 2, 3, 4, 5]
+    row = pace.new_row()
+    for _ in range(140):
+        pace.choose([row] * 11, changed=False)
+        pace.learn(row, 2, 1)
+        for k, milliseconds in ((0, 4.0), (1, 4.2), (3, 5.0)):
+            pace.spent(11, k, milliseconds / 1e3)
+    costs, gains = pace.figures()
+    told = {(size, k): (cost, timed) for size, k, cost, timed in costs if size != 1}
+    # Nine sequences and more are padded to sixteen; the nine have room for 60 tokens, which are six each at most.
+    assert told.keys() == {(16, k) for k in (1, 2, 3, 4, 5)}
+    assert told[16, 1] == (pytest.approx(1.05), True)
+    assert told[16, 3] == (pytest.approx(1.25), True)
+    assert told[16, 4] == (pytest.approx(1 + 0.25 * 4 / 3), False), "as its neighbour"
+    # One of two is accepted, always: half of those that are tried, and there is always a draft.
+    for k, gain in gains:
+        assert gain == pytest.approx(sum(0.5**at for at in range(1, k + 1)), rel=0.02)
+
+
+def test_what_is_told_is_little_behind() -> None:
+    pace, row = Pace(2, 256), RowPace(1.0, 0.9)
+    before = pace.figures()
+    for _ in range(140):
+        pace.choose([row], changed=False)
+        pace.learn(row, 2, 0)
+    assert pace.figures()[1][0][1] < before[1][0][1] / 2
+
+
 SIXTEEN = {0: 1.0, 1: 1.05, 2: 1.07, 3: 1.08, 4: 1.25, 6: 1.28, 8: 1.51}
 """What a step of 16 sequences of a model of 7B takes on an H200, in plain steps, by its drafts a sequence."""
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.executor.eagle_heads import quiet, save_head
 from tests.runtime.executor.test_next_token_heads import save_model
-from tests.runtime.executor.test_speculation import METHODS, requests, serve, smaller
+from tests.runtime.executor.test_speculation import METHODS, check_distribution, requests, serve, smaller
 from tests.runtime.executor.texts_apart import check_apart
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,16 +35,16 @@ def usual_again() -> Iterator[None]:
     dispatch.demand_invariance(False)
 
 
-def llama(folder: Path, seed: int) -> str:
-    """A model in which the last token says most of the next."""
+def llama(folder: Path, seed: int, vocab: int = 168, spread: float = 0.9) -> str:
+    """A model in which the last token says most of the next, the more the larger `spread` is."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         hidden_size=2 * UNIT, intermediate_size=5 * UNIT, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=UNIT, vocab_size=168, max_position_embeddings=512, initializer_range=0.15,
+        num_key_value_heads=2, head_dim=UNIT, vocab_size=vocab, max_position_embeddings=512, initializer_range=0.15,
         tie_word_embeddings=False,
     )  # fmt: skip
     target = LlamaForCausalLM(config)
-    torch.nn.init.normal_(target.model.embed_tokens.weight, std=0.9)
+    torch.nn.init.normal_(target.model.embed_tokens.weight, std=spread)
     target.save_pretrained(folder)
     return quiet(str(folder))
 
@@ -129,6 +129,22 @@ def test_own_heads_with_the_usual_kernels(kind: str, seed: int, device: str, tmp
         executor.close()
     same = [a == b for a, b in zip(*texts, strict=True)]
     assert all(same) if device == "cpu" else sum(same) > len(same) / 2
+
+
+@pytest.mark.matrix(take=1)
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize(("method", "temperature", "top_p"), [("suffix", 0.9, 1.0), ("draft_model", 1.2, 0.85)])
+def test_sampled_texts_are_distributed_as_the_model_says(
+    method: str, temperature: float, top_p: float, device: str, tmp_path: Path
+) -> None:
+    seed = 81
+    model = llama(tmp_path, seed, 4, spread=0.15)
+    drafts = METHODS[method] | ({"model": smaller(model, 0.05)} if method == "draft_model" else {})
+    oracle = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    sizes: dict[str, Any] = {"device": device, "dtype": "float32", "num_gpu_blocks": 48}
+    executor = build(model, drafts, **sizes, max_num_seqs=24, max_num_batched_tokens=120)
+    check_distribution(executor, oracle, seed, temperature, top_p)
+    executor.close()
 
 
 def check_drafts(executor: Executor, stats: EngineStats) -> None:

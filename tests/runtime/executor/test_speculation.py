@@ -23,6 +23,7 @@ from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.step.batch import Batch
 
 METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
@@ -187,6 +188,25 @@ def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None
         each.close()
 
 
+def test_the_cost_of_every_verification_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = build(random_llama(tmp_path, 21), "suffix", max_num_seqs=5, max_num_batched_tokens=40, num_gpu_blocks=60)
+    loop = StepLoop(executor, EngineConfig(model=""))
+    decide_by_chance(loop, random.Random(21))
+    assert loop.scheduler.speculation is not None
+    monkeypatch.setattr(loop.scheduler.speculation.pace, "cost", lambda rows, k: 1 + 0.07 * k - 0.01 * rows)
+    ran, execute = list[Batch](), executor.execute
+    monkeypatch.setattr(executor, "execute", lambda batch: ran.append(batch) or execute(batch))
+    for request in requests(random.Random(4), executor.vocab_size, 12):
+        loop.add(request)
+    while loop.has_work:
+        loop.step()
+    # A step that costs less than a plain one takes nothing back.
+    costs = [len(each.decodes) * max(0.0, 0.07 * each.drafts - 0.01 * len(each.decodes)) for each in ran if each.drafts]
+    assert len(costs) > 10
+    assert loop.stats().draft_cost_tokens == pytest.approx(sum(costs))
+    executor.close()
+
+
 @pytest.mark.parametrize(
     ("method", "seed", "temperature", "top_p"),
     [("ngram", 5, 0.8, 1.0), ("draft_model", 6, 1.1, 0.9)],
@@ -194,8 +214,7 @@ def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None
 def test_sampled_texts_are_distributed_as_the_model_says(
     method: str, seed: int, temperature: float, top_p: float, tmp_path: Path
 ) -> None:
-    vocab, length, count = 4, 4, 1000
-    folder = random_llama(tmp_path, seed, vocab, spread=0.15)
+    folder = random_llama(tmp_path, seed, 4, spread=0.15)
     # Without a window it computes what Llama does, whose class refuses heads that are not as wide as the model.
     sizes = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": None, "model_type": "mistral"}
     oracle = MistralForCausalLM.from_pretrained(folder, config=MistralConfig(**sizes), dtype=torch.float32).eval()
@@ -206,6 +225,15 @@ def test_sampled_texts_are_distributed_as_the_model_says(
         max_num_batched_tokens=120,
         num_gpu_blocks=48,
     )
+    check_distribution(executor, oracle, seed, temperature, top_p)
+    executor.close()
+
+
+def check_distribution(executor: Executor, oracle: Any, seed: int, temperature: float, top_p: float) -> None:
+    """A thousand texts of four tokens, of a model that knows four, against every text's chance by `oracle`, which is
+    transformers' model. Drafts are decided about by chance. Raises AssertionError.
+    """
+    vocab, length, count = 4, 4, 1000
     prompt = (2, 0, 3, 2, 0, 3, 2, 0, 3)
     params = [
         SamplingParams(max_tokens=length, temperature=temperature, top_p=top_p, seed=at, ignore_eos=True)
@@ -222,15 +250,12 @@ def test_sampled_texts_are_distributed_as_the_model_says(
     assert set(seen) <= {text for text, chance in likely.items() if chance > 0}
     assert stats.accepted_tokens > count / 40
     _check_chi_squared([(seen[text], count * chance) for text, chance in likely.items() if chance > 0])
-    executor.close()
 
 
 _known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
 
-def _chance(
-    oracle: MistralForCausalLM, context: tuple[int, ...], token: int, temperature: float, top_p: float
-) -> float:
+def _chance(oracle: Any, context: tuple[int, ...], token: int, temperature: float, top_p: float) -> float:
     """The probability of `token` behind `context`, from a forward pass of transformers' model over the whole."""
     key = (id(oracle), context)
     if key not in _known:

@@ -55,6 +55,25 @@ def test_the_largest_graph_is_the_largest(rows: int, tokens: int, parameters: in
     assert max(graphed) <= table.most_graphed <= max(graphed) + GRAPH_PREFILLS
 
 
+@pytest.mark.parametrize(("rows", "most", "verified"), [(48, 5, 256), (7, 11, 84), (300, 3, 256), (33, 16, 90)])
+def test_verifications_have_one_shape_a_size_of_batch_and_number_of_drafts(rows: int, most: int, verified: int) -> None:
+    """Padded as decodes are, each row k + 1 tokens, never beyond what a step verifies; those ahead of use are few."""
+    table = ShapeTable(rows, 4096, 10**9, padded=True, most_drafts=most, verify_tokens=verified)
+    found: dict[tuple[int, int], int] = {}
+    for drafts in range(1, most + 1):
+        for count in range(1, min(rows, verified // (drafts + 1)) + 1):
+            shape = table.verify(count, drafts, "sample")
+            assert (shape.drafts, shape.prefills, shape.tokens) == (drafts, 0, 0)
+            assert count <= shape.rows <= table.decode(count, "sample").rows
+            assert shape.total_tokens == shape.rows * (drafts + 1) <= verified <= table.most_graphed
+            found[shape.rows, drafts] = found.get((shape.rows, drafts), 0) + 1
+    assert len(found) < sum(found.values()), "each count has a graph of its own"
+    ahead = [shape for shape in table.planned(("greedy",)) if shape.drafts]
+    assert {(shape.rows, shape.drafts) for shape in ahead} <= found.keys()
+    assert {shape.drafts for shape in ahead} == {most}
+    assert not [shape for shape in ShapeTable(rows, 4096, 10**9, padded=True).planned(("greedy",)) if shape.drafts]
+
+
 def test_large_models_graph_short_prefill_only() -> None:
     large = ShapeTable(64, 8192, 70_000_000_000, padded=True).ragged(0, 1, 512, "greedy")
     small = ShapeTable(64, 8192, 500_000_000, padded=True).ragged(0, 1, 512, "greedy")
