@@ -168,6 +168,16 @@ FAMILIES = (
         ),
     ),
     Family(
+        "minimax_m2",
+        'Sure.<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Sankt "Pölten" }{[</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        "<minimax:tool_call>",
+        (
+            "<minimax:tool_call>", "</minimax:tool_call>", "<minimax", "\n", " ", '<invoke name="', "get_weather", '">',
+            '<parameter name="', "city", "days", "</parameter>", "</invoke>", "7",
+        ),
+    ),
+    Family(
         "openai",
         "<|channel|>commentary<|message|>Sure.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
         "<|constrain|>json<|message|>" + ARGUMENTS + "<|call|><|start|>assistant to=functions.now<|channel|>commentary "

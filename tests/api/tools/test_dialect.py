@@ -76,6 +76,14 @@ MINICPM = (
     LOOP + "<|thought_start|>{{ m.thought }}<|thought_end|><|tool_call_start|>```python\n{{ f.name }}("
     "{% for k, v in f.arguments.items() %}{{ k }}={{ v }}{% endfor %})\n```<|tool_call_end|>" + END
 )
+MINIMAX = (
+    LOOP
+    + '<minimax:tool_call><invoke name="{{ f.name }}">{% for k, v in f.arguments | items %}<parameter name="{{ k }}">'
+    + "{{ v }}</parameter>{% endfor %}</invoke></minimax:tool_call>"
+    + END
+    + "{{ messages[-1].content.split('</think>') | last }}"
+)
+EXAONE_DEEP = "{% for m in messages %}{{ m.content.split('</thought>')[-1] }}{% endfor %}"
 TWO_FAMILIES = HERMES + "[TOOL_CALLS]"
 PASTES = LOOP + "{{ f.arguments }}" + END
 
@@ -106,6 +114,8 @@ def chosen(source: str, **settings: Any) -> Dialect:
         (NEMOTRON, "nemotron_json", "qwen3"),
         (COHERE, "cohere", "cohere"),
         (SEED, "seed_oss", "seed_oss"),
+        (MINIMAX, "minimax_m2", "qwen3"),
+        (EXAONE_DEEP, "", "exaone_deep"),
         (TWO_FAMILIES, "", ""),
         (PASTES, "", ""),
         ("{{ messages }}", "", ""),

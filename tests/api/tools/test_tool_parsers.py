@@ -225,6 +225,10 @@ FORMS = [
      [("f", '{"a": []}')]),
     ("cohere", '<|START_ACTION|>{"name": "f"}', '<|START_ACTION|>{"name": "f"}', []),
     ("seed_oss", "<seed:tool_call><function=now></function></seed:tool_call>", "", [("now", "{}")]),
+    ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">[1, "x"]</parameter><parameter name="b"> y'
+     '\n</parameter></invoke></minimax:tool_call>beyond', "beyond", [("f", '{"a": [1, "x"], "b": " y\\n"}')]),
+    ("minimax_m2", "<minimax:tool_call>none</minimax:tool_call>", "<minimax:tool_call>none</minimax:tool_call>", []),
+    ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">cut', "", [("f", '{"a": cut')]),
     ("openai", "no format at all", "no format at all", []),
     ("openai", "<|channel|>final<|message|>Hi<|return|>", "Hi", []),
     ("openai", "<|message|>Hi", "Hi", []),

@@ -96,10 +96,12 @@ REASONING_PARSERS: Mapping[str, Tags | None] = {
     "deepseek_v3": THINK,
     "qwen3": THINK,
     "glm45": THINK,
+    "minimax_m2": THINK,
     "mistral": Tags("[THINK]", "[/THINK]"),
     "granite": Tags("Here is my thought process:", "Here is my response:"),
     "cohere": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
     "minicpm": Tags("<|thought_start|>", "<|thought_end|>"),
     "seed_oss": Tags("<seed:think>", "</seed:think>"),
+    "exaone_deep": Tags("<thought>", "</thought>"),
     **dict.fromkeys(HARMONY_NAMES),
 }

@@ -15,6 +15,7 @@ from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools.parsers.hermes import HermesParser
 from stoker_runtime.api.tools.parsers.listed import CohereParser, GraniteParser, NemotronParser, Phi4MiniParser
 from stoker_runtime.api.tools.parsers.llama import LlamaParser
+from stoker_runtime.api.tools.parsers.minimax import MinimaxParser
 from stoker_runtime.api.tools.parsers.mistral import MistralParser
 from stoker_runtime.api.tools.parsers.pythonic import PythonicParser
 from stoker_runtime.api.tools.parsers.qwen_coder import QwenCoderParser, SeedParser
@@ -40,6 +41,7 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "nemotron_json": NemotronParser,
     "cohere": CohereParser,
     "seed_oss": SeedParser,
+    "minimax_m2": MinimaxParser,
     "openai": HarmonyParser,
     "gpt_oss": HarmonyParser,
 }
