@@ -1,9 +1,10 @@
 """Where a kernel test runs.
 
 Files named `test_*on_device.py` hold the tests of Triton kernels against their references, written once: on a GPU
-machine they run on the GPU, under TRITON_INTERPRET=1 on the CPU in Triton's interpreter. Triton decides at import
-whether it interprets, so `test_interpreter.py` runs each of those files in a process of its own.
-Tests marked `gpu` need the device itself: sizes or timings that an interpreter does not reach.
+machine they run on the GPU, marked `gpu` as all that does, under TRITON_INTERPRET=1 on the CPU in Triton's
+interpreter. Triton decides at import whether it interprets, so `test_interpreter.py` runs each of those files in a
+process of its own. Other tests marked `gpu` need the device itself: sizes or timings that an interpreter does not
+reach.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # What is slow in the interpreter takes no time here, and is shown nowhere else to be right.
         for item in items:
             if item.path.match(DEVICE_TESTS):
-                item.add_marker(pytest.mark.always)
+                item.add_marker(pytest.mark.gpu)
         return
     for item in items:
         if item.get_closest_marker("gpu"):
