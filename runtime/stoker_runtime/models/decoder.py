@@ -41,7 +41,7 @@ from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.state import pass_states
 from stoker_runtime.models.layers.stream import Stream
-from stoker_runtime.models.rope import rope_table
+from stoker_runtime.models.rope import query_growth, rope_table
 from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 
@@ -67,7 +67,9 @@ class Decoder:
         self._stream = Stream(spec)
         self.mixture = None if spec.moe is None else Mixture(spec.moe, spec.num_layers, device)
         ropes = [spec.rope_of(layer) for layer in range(spec.num_layers)]
-        tables = {rope: rope_table(rope, max_model_len or spec.max_position, device) for rope in set(ropes)}
+        longest = max_model_len or spec.max_position
+        tables = {rope: rope_table(rope, longest, device) for rope in set(ropes)}
+        self._query_growth = query_growth(spec.rope, longest, device)
         self._cos_sin = tuple(tables[rope] for rope in ropes)
         self._slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
         self._patterns = tuple(_pattern(spec, layer) for layer in range(spec.num_layers))
@@ -284,6 +286,8 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
+        if self._query_growth is not None:
+            query.mul_(self._query_growth.index_select(0, inputs.positions))
         operands = (query, k_cache, v_cache, pages.attention)
         if pages.attention.shared is not None:
             output = shared_prefix_attention(

@@ -395,4 +395,5 @@ class ModelSpec:
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""
         ropes = {self.rope_of(layer) for layer in range(self.num_layers)}
-        return max_model_len * sum(rope.dim for rope in ropes) * ITEM_BYTES["float32"]
+        width = sum(rope.dim for rope in ropes) + bool(self.rope.query_growth)
+        return max_model_len * width * ITEM_BYTES["float32"]

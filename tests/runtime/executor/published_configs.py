@@ -94,6 +94,12 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "seedoss": {"architectures": ["SeedOssForCausalLM"], "head_dim": 128, "attention_bias": True, "rope_theta": 1e7},
     "gemma3-sees": {"architectures": ["Gemma3ForConditionalGeneration"],
                     "text_config": {"head_dim": 256, "sliding_window": 1024, "sliding_window_pattern": 2}},
+    "mistral3": {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
+        "model_type": "mistral", "head_dim": 128, "rope_theta": 1e9, "sliding_window": None}},
+    "ministral3": {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
+        "model_type": "ministral3", "head_dim": 128, "sliding_window": None, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}}},
     "qwen2vl": {"architectures": ["Qwen2VLForConditionalGeneration"], "rope_theta": 1e6,
                 "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
     "qwen25vl": {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "rope_theta": 1e6,
@@ -215,6 +221,8 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "MiniCPM-2B": ("minicpm", (2304, 36, 36, 5760, 122753), {}),
     "Seed-OSS-36B": ("seedoss", (5120, 80, 8, 27648, 155136), {}),
     "Gemma-3-4B": ("gemma3-sees", (2560, 8, 4, 10240, 262208), {}),
+    "Mistral-Small-3.1-24B": ("mistral3", (5120, 32, 8, 32768, 131072), {}),
+    "Ministral-3-8B": ("ministral3", (4096, 32, 8, 14336, 131072), {}),
     "Qwen2-VL-2B": ("qwen2vl", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),
     "Qwen2.5-VL-7B": ("qwen25vl", (3584, 28, 4, 18944, 152064), {}),
     "Qwen3-VL-4B": ("qwen3vl", (2560, 32, 8, 9728, 151936), {"tie_word_embeddings": True}),

@@ -96,6 +96,13 @@ def test_biases_and_norms_of_heads(architecture: str, flags: tuple[bool, bool, b
     assert (spec.qkv_bias, spec.output_bias, spec.qk_norm is QkNorm.HEAD) == flags
 
 
+def test_a_window_of_a_text_model_that_does_not_say_is_its_kind_s() -> None:
+    sees = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    assert _spec(**sees, text_config={}).windows == (4096,) * 4
+    assert _spec(**sees, text_config={"sliding_window": None}).windows == (0,) * 4
+    assert _spec(**sees, text_config={"sliding_window": 27}).windows == (27,) * 4
+
+
 def test_end_tokens_are_the_union_of_both_files() -> None:
     assert _spec({"eos_token_id": [7, 9]}, eos_token_id=5).eos_token_ids == (5, 7, 9)
     assert _spec({"eos_token_id": 5}, eos_token_id=[5, 6]).eos_token_ids == (5, 6)
@@ -135,6 +142,15 @@ def test_dtype_under_both_names(key: str) -> None:
         (
             {"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True},
             "apply_residual_connection_post_layernorm is True",
+        ),
+        *(({"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 2} | more}, text)
+          for more, text in [
+            ({"original_max_position_embeddings": 40}, "lacks 'llama_4_scaling_beta'"),
+            ({"llama_4_scaling_beta": 0.2}, "lacks 'original_max_position_embeddings'"),
+        ]),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "mistral4"}},
+            "text_config.model_type 'mistral4' is not supported; it must be mistral or ministral3",
         ),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),

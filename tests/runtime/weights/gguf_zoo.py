@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 Pairs = Iterable[tuple[str, Tensor]]
 
 # Architectures whose converter orders the rows of Q and K for pairs of neighbours.
-PERMUTED = ("llama", "granitemoe", "minicpm", "arcee", "baichuan", "internlm2")
+PERMUTED = ("llama", "granitemoe", "minicpm", "arcee", "baichuan", "internlm2", "mistral3")
 # Those of which the writer has a key for layers' norms by mean and variance.
 EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -44,9 +44,9 @@ class Conversion:
         self.config = json.loads((folder / "config.json").read_text())
         self.config = {**self.config, **(self.config.get("text_config") or {})}
         self.tensors: Tensors = {
-            re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name): tensor
+            re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name).replace("model.lm_head", "lm_head"): tensor
             for name, tensor in load_file(folder / "model.safetensors").items()
-            if "visual" not in name
+            if not re.match(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.", name)
         }
         arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         self.names = gguf.get_tensor_name_map(arch, self.layers)
@@ -332,7 +332,7 @@ class Conversion:
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(get("factor"))
             if (weight := get("mscale_all_dim")) is not None:
-                writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
+                writer.add_rope_scaling_yarn_log_mul(weight if self.architecture == "mistral3" else 0.1 * weight)
         if kind == "longrope" and self.architecture in ("phi3", "phimoe"):
             stretched = positions / trained
             factor = math.sqrt(1 + math.log(stretched) / math.log(trained)) if stretched > 1 else 1.0
@@ -347,6 +347,8 @@ class Conversion:
                 writer.add_sliding_window_pattern([each == "sliding_attention" for each in get("layer_types")])
         if architecture in ("gptneox", "stablelm"):
             writer.add_parallel_residual(get("use_parallel_residual", default=False))
+        if architecture == "mistral3" and (growth := get("llama_4_scaling_beta")):
+            writer.add_attn_temperature_scale(growth)
         if architecture in ("command-r", "cohere2"):
             writer.add_logit_scale(get("logit_scale"))
         if architecture == "granitemoe":

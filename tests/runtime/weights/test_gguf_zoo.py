@@ -36,6 +36,8 @@ YARN = {
 # The file's architecture, the row of the table's test, and what of its sizes no file can say.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("llama", "MixtralForCausalLM", {}),
+    "mistral3": ("mistral3", "Mistral3ForConditionalGeneration", {}),
+    "ministral3": ("mistral3", "Ministral3ForCausalLM", {}),
     "qwen2moe": (
         "qwen2moe", "Qwen2MoeForCausalLM",
         {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
@@ -147,7 +149,7 @@ KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
     "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
-    "jais2", "glm4moe", "olmoe", "minicpm3",
+    "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "baichuan": {"num_key_value_heads": 6}, "glm4moe": {"moe_intermediate_size": 64},

@@ -167,6 +167,9 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, b
     q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
     group = spec.heads // spec.kv_heads
     q, k = (_rotate(each, table, spec.rope.interleaved) for each in (q, k))
+    if growth := spec.rope.query_growth:
+        lengths = [1 + at // spec.rope.original_max_position for at in range(count)]
+        q = q * (1 + growth * torch.tensor(lengths, device=q.device).log())[:, None, None]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     heads = []
     for head in range(spec.heads):

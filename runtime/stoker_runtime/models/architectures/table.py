@@ -11,6 +11,7 @@ from stoker_runtime.models.architectures.hybrid import HYBRID_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.layer_norm import LAYER_NORM_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
+from stoker_runtime.models.architectures.mistral import MISTRAL_ROWS
 from stoker_runtime.models.architectures.moe import MOE_ROWS
 from stoker_runtime.models.architectures.post_norm import POST_NORM_ROWS
 from stoker_runtime.models.architectures.row import Architecture
@@ -19,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **HYBRID_ROWS,
     **LATENT_ROWS,
     **LLAMA_ROWS,
+    **MISTRAL_ROWS,
     **MOE_ROWS,
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
@@ -68,6 +70,8 @@ MODELS = {
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
     "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
+    "Ministral3ForCausalLM": "Ministral 3 as a model of text",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3; text alone",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
     "MPTForCausalLM": "MPT 7B and 30B, as published",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",

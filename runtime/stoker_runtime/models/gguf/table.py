@@ -77,6 +77,8 @@ GPT2 = {
 GGUF_ROWS: dict[str, GGUFRow] = {
     # With experts Mixtral, with a window Mistral.
     "llama": GGUFRow("LlamaForCausalLM", own=LOCAL_EXPERTS, variants=("MistralForCausalLM", "MixtralForCausalLM")),
+    # Text of models that see, too; with queries that grow Ministral 3.
+    "mistral3": GGUFRow("MistralForCausalLM", says={"sliding_window": None}, variants=("Ministral3ForCausalLM",)),
     "qwen2": GGUFRow("Qwen2ForCausalLM"),
     "qwen3": GGUFRow("Qwen3ForCausalLM"),
     # What sees is in a file of its own; of text these models are Qwen2 and Qwen3.
