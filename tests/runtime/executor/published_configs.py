@@ -96,10 +96,18 @@ _FAMILIES: dict[str, dict[str, Any]] = {
                     "text_config": {"head_dim": 256, "sliding_window": 1024, "sliding_window_pattern": 2}},
     "mistral3": {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
         "model_type": "mistral", "head_dim": 128, "rope_theta": 1e9, "sliding_window": None}},
-    "ministral3": {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
-        "model_type": "ministral3", "head_dim": 128, "sliding_window": None, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}}},
+    "ministral3": {"architectures": ["Ministral3ForCausalLM"], "head_dim": 128, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    # One dense layer, then mixtures.
+    "erniemoe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "head_dim": 128, "tie_word_embeddings": True,
+                 "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+                 "moe_layer_start_index": 1, "moe_layer_end_index": 27, "moe_layer_interval": 1},
+    "minimaxm2": {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6,
+                  "num_local_experts": 256, "num_experts_per_tok": 8},
+    "dots1": {"architectures": ["Dots1ForCausalLM"], "n_routed_experts": 128, "n_shared_experts": 2,
+              "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+              "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "qwen2vl": {"architectures": ["Qwen2VLForConditionalGeneration"], "rope_theta": 1e6,
                 "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
     "qwen25vl": {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "rope_theta": 1e6,
@@ -223,6 +231,9 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Gemma-3-4B": ("gemma3-sees", (2560, 8, 4, 10240, 262208), {}),
     "Mistral-Small-3.1-24B": ("mistral3", (5120, 32, 8, 32768, 131072), {}),
     "Ministral-3-8B": ("ministral3", (4096, 32, 8, 14336, 131072), {}),
+    "ERNIE-4.5-21B-A3B": ("erniemoe", (2560, 20, 4, 12288, 103424), {}),
+    "MiniMax-M2": ("minimaxm2", (3072, 48, 8, 1536, 200064), {}),
+    "dots.llm1": ("dots1", (4096, 32, 32, 10944, 152064), {}),
     "Qwen2-VL-2B": ("qwen2vl", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),
     "Qwen2.5-VL-7B": ("qwen25vl", (3584, 28, 4, 18944, 152064), {}),
     "Qwen3-VL-4B": ("qwen3vl", (2560, 32, 8, 9728, 151936), {"tie_word_embeddings": True}),

@@ -294,15 +294,16 @@ class Conversion:
     def _write_experts(self, writer: gguf.GGUFWriter) -> None:
         get = self.get
         written = {
-            ("num_local_experts", "num_experts", "n_routed_experts"): writer.add_expert_count,
-            ("num_experts_per_tok",): writer.add_expert_used_count,
+            ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"): writer.add_expert_count,
+            ("num_experts_per_tok", "moe_k"): writer.add_expert_used_count,
             ("moe_intermediate_size",): writer.add_expert_feed_forward_length,
             (
                 "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"
             ):
                 writer.add_expert_shared_feed_forward_length,
-            ("n_shared_experts",): writer.add_expert_shared_count,
-            ("first_k_dense_replace",): writer.add_leading_dense_block_count,
+            ("n_shared_experts", "moe_num_shared_experts"): writer.add_expert_shared_count,
+            ("moe_layer_interval",): writer.add_interleave_moe_layer_step,
+            ("first_k_dense_replace", "moe_layer_start_index"): writer.add_leading_dense_block_count,
             ("n_group",): writer.add_expert_group_count,
             ("topk_group",): writer.add_expert_group_used_count,
             ("num_nextn_predict_layers",): writer.add_nextn_predict_layers,
@@ -310,7 +311,7 @@ class Conversion:
         for keys, write in written.items():
             if (value := get(*keys)) is not None:
                 write(value)
-        if self.architecture in ("deepseek2", "glm4moe", "nemotron_h_moe"):
+        if self.architecture in ("deepseek2", "glm4moe", "nemotron_h_moe", "dots1"):
             writer.add_expert_weights_scale(get("routed_scaling_factor"))
             if (renormalized := get("norm_topk_prob")) is not None:
                 writer.add_expert_weights_norm(renormalized)

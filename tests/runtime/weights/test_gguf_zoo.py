@@ -89,6 +89,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "baichuan": ("baichuan", "BaichuanForCausalLM", {}),
     "arcee": ("arcee", "ArceeForCausalLM", {}),
     "seed_oss": ("seed_oss", "SeedOssForCausalLM", {}),
+    "ernie4_5-moe": ("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": -1}),
+    "minimax-m2": ("minimax-m2", "MiniMaxM2ForCausalLM", {}),
+    "dots1": ("dots1", "Dots1ForCausalLM", {"sliding_window": None}),
     "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM", {}),
 }  # fmt: skip
 
@@ -149,10 +152,12 @@ KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
     "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
-    "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3",
+    "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3", "ernie4_5-moe",
+    "minimax-m2", "dots1",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "baichuan": {"num_key_value_heads": 6}, "glm4moe": {"moe_intermediate_size": 64},
+    "baichuan": {"num_key_value_heads": 6},
+    **{name: {"moe_intermediate_size": 64} for name in ("glm4moe", "ernie4_5-moe", "dots1")},
     "minicpm": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "minicpm3": LATENT | {
         "num_attention_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": None,
     },

@@ -6,6 +6,7 @@ Knows nothing of how a row is read: that is in the module of its family.
 from __future__ import annotations
 
 from stoker_runtime.models.architectures.alibi import ALIBI_ROWS
+from stoker_runtime.models.architectures.corrected_moe import CORRECTED_ROWS
 from stoker_runtime.models.architectures.heads import HEAD_ROWS
 from stoker_runtime.models.architectures.hybrid import HYBRID_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
@@ -22,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **LLAMA_ROWS,
     **MISTRAL_ROWS,
     **MOE_ROWS,
+    **CORRECTED_ROWS,
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
     **ALIBI_ROWS,
@@ -46,7 +48,9 @@ MODELS = {
     "CohereForCausalLM": "Command-R, Command-R+, Aya 23 and Expanse",
     "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
     "DeepseekV3ForCausalLM": "DeepSeek-V3, V3.1 and R1",
+    "Dots1ForCausalLM": "dots.llm1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
+    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B and 300B-A47B",
     "Exaone4ForCausalLM": "EXAONE 4",
     "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2",
@@ -70,6 +74,7 @@ MODELS = {
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
     "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
+    "MiniMaxM2ForCausalLM": "MiniMax-M2",
     "Ministral3ForCausalLM": "Ministral 3 as a model of text",
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3; text alone",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",

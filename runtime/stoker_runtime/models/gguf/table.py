@@ -155,4 +155,17 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "arcee": GGUFRow("ArceeForCausalLM"),
     "seed_oss": GGUFRow("SeedOssForCausalLM"),
     "ernie4_5": GGUFRow("Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": GGUFRow(
+        "Ernie4_5_MoeForCausalLM",
+        own={
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+    ),
+    "minimax-m2": GGUFRow("MiniMaxM2ForCausalLM", own=LOCAL_EXPERTS),
+    "dots1": GGUFRow("Dots1ForCausalLM", own=SCALED_EXPERTS, says={"sliding_window": None}),
 }
