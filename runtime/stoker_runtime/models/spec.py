@@ -33,16 +33,17 @@ class Norm(StrEnum):
 
 
 class QkNorm(StrEnum):
-    """How queries and keys are normed before they rotate, if they are.
+    """How queries and keys are normed, if they are, before they rotate.
 
     HEAD: RMS of each head, all heads with one weight `[D]`. LAYER: mean and variance of each head, a weight for each,
-    `[heads, D]`. WHOLE: RMS over all heads together, `[heads · D]`.
+    `[heads, D]`. WHOLE: RMS over all heads together, `[heads · D]`. ROTATED: as HEAD, after they rotated.
     """
 
     NONE = ""
     HEAD = "head"
     LAYER = "layer"
     WHOLE = "whole"
+    ROTATED = "rotated"
 
 
 @dataclass(frozen=True, slots=True)

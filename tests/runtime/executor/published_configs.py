@@ -99,6 +99,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"architectures": ["Ministral3ForCausalLM"], "head_dim": 128, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 128,
+                "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     # One dense layer, then mixtures.
     "erniemoe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "head_dim": 128, "tie_word_embeddings": True,
                  "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
@@ -232,6 +234,7 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Mistral-Small-3.1-24B": ("mistral3", (5120, 32, 8, 32768, 131072), {}),
     "Ministral-3-8B": ("ministral3", (4096, 32, 8, 14336, 131072), {}),
     "ERNIE-4.5-21B-A3B": ("erniemoe", (2560, 20, 4, 12288, 103424), {}),
+    "Hunyuan-7B": ("hunyuan", (4096, 32, 8, 14336, 128167), {}),
     "MiniMax-M2": ("minimaxm2", (3072, 48, 8, 1536, 200064), {}),
     "dots.llm1": ("dots1", (4096, 32, 32, 10944, 152064), {}),
     "Qwen2-VL-2B": ("qwen2vl", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),

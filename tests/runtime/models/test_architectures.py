@@ -178,6 +178,10 @@ def test_dtype_under_both_names(key: str) -> None:
         ]),
         ({"architectures": ["Dots1ForCausalLM"], "moe_intermediate_size": 24, "scoring_func": "softmax"},
          "scoring_func is 'softmax'"),
+        *(({"architectures": ["HunYuanDenseV1ForCausalLM"]} | more, text) for more, text in [
+            ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic' .* with an alpha"),
+            ({"use_cla": True}, "use_cla is True"),
+        ]),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),

@@ -188,6 +188,12 @@ ROWS: dict[str, Row] = {
     "HeliumForCausalLM": Row("HeliumConfig", fixed(hidden_size=60, num_attention_heads=5, head_dim=12, **ONE_KV_HEAD)),
     "SeedOssForCausalLM": Row("SeedOssConfig", fixed(attention_out_bias=True)),
     "Ernie4_5ForCausalLM": Row("Ernie4_5Config", fixed(use_bias=True)),
+    "HunYuanDenseV1ForCausalLM": Row(
+        "HunYuanDenseV1Config",
+        lambda rng: {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
+                                             "alpha": 1 + 50 * rng.random()}},
+    ),
+    "HunYuanDenseV1ForCausalLM-plain": Row("HunYuanDenseV1Config", fixed(attention_bias=True, head_dim=20)),
     "GemmaForCausalLM": Row("GemmaConfig"),
     "Gemma2ForCausalLM": Row(
         "Gemma2Config",

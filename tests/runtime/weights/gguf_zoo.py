@@ -264,6 +264,8 @@ class Conversion:
         if "num_key_value_heads" in self.config and not architecture.startswith("nemotron_h"):
             writer.add_head_count_kv(self.kv_heads)
         if (theta := get("rope_theta")) is not None:
+            # Hunyuan's stretched once and for all.
+            theta *= get("alpha", default=1.0) ** (self.head_dim / (self.head_dim - 2))
             writer.add_rope_freq_base(theta)
         if (eps := get("rms_norm_eps")) is not None:
             writer.add_layer_norm_rms_eps(eps)

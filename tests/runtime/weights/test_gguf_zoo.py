@@ -92,6 +92,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie4_5-moe": ("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": -1}),
     "minimax-m2": ("minimax-m2", "MiniMaxM2ForCausalLM", {}),
     "dots1": ("dots1", "Dots1ForCausalLM", {"sliding_window": None}),
+    "hunyuan-dense": ("hunyuan-dense", "HunYuanDenseV1ForCausalLM", {}),
     "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM", {}),
 }  # fmt: skip
 
@@ -153,7 +154,7 @@ PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
     "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
     "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3", "ernie4_5-moe",
-    "minimax-m2", "dots1",
+    "minimax-m2", "dots1", "hunyuan-dense",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "baichuan": {"num_key_value_heads": 6},

@@ -68,6 +68,7 @@ MODELS = {
     "GraniteMoeForCausalLM": "Granite 3 MoE",
     "GraniteMoeSharedForCausalLM": "Granite MoE with a shared expert",
     "HeliumForCausalLM": "Helium 1",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan 0.5B to 7B, dense; Hunyuan-MT",
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "Jais2ForCausalLM": "Jais 2 8B and 70B",

@@ -154,6 +154,7 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "baichuan": GGUFRow("BaichuanForCausalLM"),
     "arcee": GGUFRow("ArceeForCausalLM"),
     "seed_oss": GGUFRow("SeedOssForCausalLM"),
+    "hunyuan-dense": GGUFRow("HunYuanDenseV1ForCausalLM"),
     "ernie4_5": GGUFRow("Ernie4_5ForCausalLM"),
     "ernie4_5-moe": GGUFRow(
         "Ernie4_5_MoeForCausalLM",
