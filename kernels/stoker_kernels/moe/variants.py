@@ -41,6 +41,7 @@ PUBLISHED = (
     (128, 6, True, SIGMOID, 1, 1),  # Nemotron-3-Nano-30B-A3B
     (16, 2, False, SPARSEMIXER, 1, 1),  # Phi-3.5-MoE
     (256, 8, True, SIGMOID, 1, 1),  # MiniMax-M2
+    (64, 4, True, SIGMOID, 1, 1),  # GLM-4.7-Flash
 )
 # Those whose softmax a bias corrects, as it does every sigmoid.
 CORRECTED = (

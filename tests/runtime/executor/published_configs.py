@@ -29,6 +29,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     # The experts of its sparse layers alone are 22 GB each: what is traced here are those before them.
     "deepseek3": {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_nope_head_dim": 128,
                   "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 1536, "first_k_dense_replace": 3},
+    "glmlite": {"architectures": ["Glm4MoeLiteForCausalLM"], "q_lora_rank": 768, "kv_lora_rank": 512,
+                "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64,
+                "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 1536,
+                "first_k_dense_replace": 1, "routed_scaling_factor": 1.8},
     "minicpm3": {"architectures": ["MiniCPM3ForCausalLM"], "kv_lora_rank": 256, "qk_nope_head_dim": 64,
                  "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 768},
     "gemma": {"architectures": ["GemmaForCausalLM"], "head_dim": 256},
@@ -177,6 +181,7 @@ _MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
 _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] = {
     "DeepSeek-V2-Lite": ("deepseek2", (2048, 16, 16, 10944, 102400), {}),
     "DeepSeek-V3": ("deepseek3", (7168, 128, 128, 18432, 129280), {}),
+    "GLM-4.7-Flash": ("glmlite", (2048, 20, 20, 10240, 154880), {}),
     "MiniCPM3-4B": ("minicpm3", (2560, 40, 40, 6400, 73448), {}),
     "Gemma-7B": ("gemma", (3072, 16, 16, 24576, 256000), {}),
     "Gemma-2-9B": ("gemma2", (3584, 16, 8, 14336, 256000), {}),

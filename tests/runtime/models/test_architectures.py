@@ -182,6 +182,8 @@ def test_dtype_under_both_names(key: str) -> None:
             ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic' .* with an alpha"),
             ({"use_cla": True}, "use_cla is True"),
         ]),
+        *(({"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": kinds}, "mlp_layer_types is not supported")
+          for kinds in (["sparse", "dense", "sparse", "sparse"], ["dense", "sparse"], ["dense", "mixed"] * 2)),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),

@@ -62,6 +62,7 @@ MODELS = {
     "GemmaForCausalLM": "Gemma, CodeGemma",
     "Glm4ForCausalLM": "GLM-4 (0414), GLM-Z1",
     "Glm4MoeForCausalLM": "GLM-4.5 and its Air",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4 9B of 2024 (hf), GLM-Edge",
     "GptOssForCausalLM": "gpt-oss 20B and 120B",
     "GraniteForCausalLM": "Granite 3 dense",
