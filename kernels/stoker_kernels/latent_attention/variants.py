@@ -1,7 +1,8 @@
 """The latent kernels to compile ahead of time, for each SM: ranks and parts of heads of published models.
 
-DeepSeek V2 and V3 have latents of 512 and 64, heads of 128, GLM-4.7-Flash of 192 with values of 256; MiniCPM 3 of 256 and 32, heads of 64. Numbers of heads and
-pages are arguments, but for the tiles that follow from them. Anything else is compiled when its model starts.
+DeepSeek V2 and V3 have latents of 512 and 64, heads of 128; GLM-4.7-Flash the same latents, heads of 192 with values of
+256; MiniCPM 3 latents of 256 and 32, heads of 64. Numbers of heads and pages are arguments, but for the tiles that
+follow from them. Anything else is compiled when its model starts.
 Invariants: the arguments here are those `triton_launch.py`, `sm90_latent.py` and `triton_write.py` launch with.
 Knows nothing of compiling.
 """

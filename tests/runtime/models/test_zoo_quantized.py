@@ -81,6 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "MiniCPM3For": LATENT | {"dim_model_base": 24}, "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 32},
     "MiniCPMFor": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "Qwen3Moe": EXPERTS,
     "Glm4MoeLite": LATENT, "Glm4Moe": EXPERTS, "Qwen3VLMoe": EXPERTS, "Olmoe": {"intermediate_size": 64},
+    "GPTJ": dict.fromkeys(EVEN) | {"n_embd": 256, "n_head": 16, "n_inner": 256, "vocab_size": 104},
     "Ernie4_5_Moe": EXPERTS, "Dots1": EXPERTS, "MiniMaxM2": {"intermediate_size": 64},
 }  # fmt: skip
 
