@@ -46,6 +46,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"architectures": ["CohereForCausalLM"]},
     "cohere2": {"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
     "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "bigcode": {"architectures": ["GPTBigCodeForCausalLM"], "n_layer": 2, "multi_query": True},
     "gptj": {"architectures": ["GPTJForCausalLM"], "n_layer": 2, "rotary_dim": 64},
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_layer": 2},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
@@ -197,6 +198,8 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Command-R-plus": ("cohere", (12288, 96, 8, 33792, 256000), {"use_qk_norm": True}),
     "Command-R7B": ("cohere2", (4096, 32, 8, 14336, 256000), {}),
     "GLM-4-9B": ("glm4", (4096, 32, 2, 13696, 151552), {}),
+    "StarCoderBase-1B": ("bigcode", (2048, 16, 1, 8192, 49152), {"n_embd": 2048, "n_head": 16, "n_positions": 8192}),
+    "StarCoder-15B": ("bigcode", (6144, 48, 1, 24576, 49152), {"n_embd": 6144, "n_head": 48, "n_positions": 8192}),
     "GPT-J-6B": ("gptj", (4096, 16, 16, 16384, 50400), {"n_embd": 4096, "n_head": 16, "dtype": "float16"}),
     "GPT-2": ("gpt2", (768, 12, 12, 3072, 50257), {"n_embd": 768, "n_head": 12}),
     "OLMo-2-7B": ("olmo2", (4096, 32, 32, 11008, 100352), {}),
@@ -262,5 +265,5 @@ def _config(family: str, sizes: tuple[int, ...], more: dict[str, Any]) -> dict[s
 PUBLISHED: dict[str, dict[str, Any]] = {name: _config(*model) for name, model in (_MODELS | _OTHERS).items()}
 """Name → a config.json without its number of layers."""
 OTHERS = tuple(_OTHERS)
-AT_NEED = ("gpt-oss-20b", "gpt-oss-120b")
-"""Attention with sinks is compiled when a model that has it starts."""
+AT_NEED = ("gpt-oss-20b", "gpt-oss-120b", "StarCoder-15B")
+"""Attention with sinks, or of 48 heads that share a key, is compiled when a model that has it starts."""

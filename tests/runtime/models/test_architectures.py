@@ -184,6 +184,10 @@ def test_dtype_under_both_names(key: str) -> None:
         ]),
         *(({"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": kinds}, "mlp_layer_types is not supported")
           for kinds in (["sparse", "dense", "sparse", "sparse"], ["dense", "sparse"], ["dense", "mixed"] * 2)),
+        (
+            {"architectures": ["GPTJForCausalLM"], "n_embd": 48, "n_head": 3, "n_layer": 2, "rotary_dim": 0},
+            "rotary_dim is 0",
+        ),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),

@@ -286,6 +286,8 @@ ROWS: dict[str, Row] = {
     "Jais2ForCausalLM-unbiased": Row("Jais2Config", square(attention_bias=False, mlp_bias=False)),
     "Starcoder2ForCausalLM": Row("Starcoder2Config", square(sliding_window=11)),
     "GPT2LMHeadModel": Row("GPT2Config", gpt2),
+    "GPTBigCodeForCausalLM": Row("GPTBigCodeConfig", gpt2),
+    "GPTBigCodeForCausalLM-all-heads": Row("GPTBigCodeConfig", lambda rng: gpt2(rng) | {"multi_query": False}),
     "GPTJForCausalLM": Row("GPTJConfig", lambda rng: {**gpt2(rng), "rotary_dim": 6, "tie_word_embeddings": False}),
     # Models whose code is not in transformers, as the published converters to these classes know them.
     "InternLM2ForCausalLM": Row(

@@ -81,6 +81,7 @@ PHI = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "f
         ("MiniMaxM2ForCausalLM", 4, 1, LOCAL | {"head_dim": 24}, False),
         ("Ernie4_5_MoeForCausalLM", 2, 2, EVEN | {"head_dim": 16, "moe_intermediate_size": 28}, False),
         ("GPTJForCausalLM", 2, 1, {"n_head": 6, "n_embd": 48}, False),
+        ("GPTBigCodeForCausalLM", 2, 1, {"n_head": 6, "n_embd": 48}, False),
         ("FalconForCausalLM-one-kv-head", 4, 1, {"ffn_hidden_size": 92}, False),
         ("FalconForCausalLM-few-kv-heads", 2, 1, {}, False),
         ("MptForCausalLM", 2, 1, {"n_heads": 6, "d_model": 48}, False),

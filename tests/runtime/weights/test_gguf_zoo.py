@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron": ("nemotron", "NemotronForCausalLM", {}),
     "jais2": ("jais2", "Jais2ForCausalLM", {}),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {}),
+    "starcoder": ("starcoder", "GPTBigCodeForCausalLM", {}),
     "gpt-oss": ("gpt-oss", "GptOssForCausalLM", {"swiglu_limit": 7.0}),
     "deepseek2": ("deepseek2", "DeepseekV2ForCausalLM", {"rope_parameters": YARN}),
     "deepseek2-lite": ("deepseek2", "DeepseekV2ForCausalLM-lite", {}),
@@ -142,6 +143,7 @@ QUANTIZED: dict[str, tuple[str, str, dict[str, Any], Kind]] = {
     "deepseek2-sigmoid": ("deepseek2", "DeepseekV3ForCausalLM", LATENT, Kind.Q4_1),
     "gptneox": ("gptneox", "GPTNeoXForCausalLM", {"hidden_size": 96, "intermediate_size": 160}, Kind.Q5_0),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {"n_embd": 96, "n_head": 3}, Kind.Q8_0),
+    "starcoder": ("starcoder", "GPTBigCodeForCausalLM", {"n_embd": 96, "n_head": 3}, Kind.Q4_1),
     "gpt-oss": (
         "gpt-oss", "GptOssForCausalLM", EVEN | {"intermediate_size": 64, "num_attention_heads": 4, "swiglu_limit": 7.0},
         Kind.MXFP4,

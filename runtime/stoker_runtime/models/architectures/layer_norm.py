@@ -1,5 +1,5 @@
 """Rows with layer norms: those whose attention and feed-forward read the same stream (Phi, GPT-J, GPT-NeoX, Cohere,
-StableLM), those with a feed-forward that has no gate (GPT-2, Nemotron, Jais 2, StarCoder 2), and Phi-3-small.
+StableLM), those with a feed-forward that has no gate (GPT-2, Nemotron, Jais 2, StarCoder 1 and 2), and Phi-3-small.
 
 Invariants: pure; a setting that changes the result is read or refused.
 Knows nothing of tensors beyond their names.
@@ -111,7 +111,7 @@ def _starcoder2(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _spelled_out(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes by the names that others have for those of GPT-2 and GPT-J."""
+    """Sizes by the names that others have for those of GPT-2 and its kin."""
     common = {
         "hidden_size": config["n_embd"],
         "num_hidden_layers": config["n_layer"],
@@ -126,6 +126,10 @@ def _spelled_out(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gptj(config: Mapping[str, Any]) -> ModelSpec:
     """The first `rotary_dim` values of a head rotate, neighbours together."""
+    if not config["rotary_dim"]:
+        raise ModelError(
+            f"rotary_dim is {config['rotary_dim']!r}; it must say how much of a head rotates.", param="rotary_dim"
+        )
     spec = read_base(_spelled_out(config), eps="layer_norm_epsilon", activation="activation_function")
     return replace(
         spec,
@@ -145,6 +149,12 @@ def _gpt2(config: Mapping[str, Any]) -> ModelSpec:
         rope=RopeSpec(dim=0), learned_positions=True,
         norm=Norm.LAYER, norm_bias=True, gated=False, qkv_bias=True, output_bias=True, ffn_bias=True,
     )  # fmt: skip
+
+
+def _gpt_bigcode(config: Mapping[str, Any]) -> ModelSpec:
+    """GPT-2 whose heads share one key and one value, unless each has its own."""
+    spec = _gpt2(config)
+    return replace(spec, kv_heads=1 if config["multi_query"] else spec.heads)
 
 
 def _phi3_small(config: Mapping[str, Any]) -> ModelSpec:
@@ -259,6 +269,12 @@ _GPT2_NAMES = {
     **with_biases(_GPT2_LINEARS),
     **{name: one(f"{hf}.weight", f"{gguf}.weight", Stored.COLUMNS) for name, (hf, gguf) in _GPT2_LINEARS.items()},
 }
+_GPT_BIGCODE_NAMES = {
+    **_GPT2_NAMES,
+    **with_biases({name: _GPT2_LINEARS[name] for name in ("output", "gate_up", "down")}),
+    "qkv": one("attn.c_attn.weight", "attn_qkv.weight", Stored.GROUPED),
+    "qkv_bias": one("attn.c_attn.bias", "attn_qkv.bias", Stored.GROUPED),
+}
 _GPTJ_NAMES = {
     **with_biases(
         {"input_norm": ("ln_1", "attn_norm"), "gate_up": ("mlp.fc_in", "ffn_up"), "down": ("mlp.fc_out", "ffn_down")}
@@ -343,6 +359,16 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         | {"n_positions": 1024},
         top_names=_GPT2_TOP,
         layer_names=_GPT2_NAMES,
+        base="transformer.",
+        layers="transformer.h.",
+        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    ),
+    "GPTBigCodeForCausalLM": Architecture(
+        _gpt_bigcode,
+        {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+        | {"n_positions": 1024, "multi_query": True},
+        top_names=_GPT2_TOP,
+        layer_names=_GPT_BIGCODE_NAMES,
         base="transformer.",
         layers="transformer.h.",
         ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",

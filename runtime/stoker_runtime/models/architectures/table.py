@@ -54,6 +54,7 @@ MODELS = {
     "Exaone4ForCausalLM": "EXAONE 4",
     "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2",
+    "GPTBigCodeForCausalLM": "StarCoder, StarCoderBase 1B to 15B, Granite 20B and 34B Code",
     "GPTJForCausalLM": "GPT-J 6B, GPT4All-J, Dolly 1",
     "GPTNeoXForCausalLM": "Pythia, GPT-NeoX-20B, Dolly 2, RedPajama-INCITE",
     "FalconForCausalLM": "Falcon RW 1B and 7B, Falcon 7B, 40B and 180B, Falcon 2 11B",

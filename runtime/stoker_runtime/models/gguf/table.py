@@ -122,6 +122,8 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "nemotron": GGUFRow("NemotronForCausalLM", "norm_eps", layer_norm=True),
     "jais2": GGUFRow("Jais2ForCausalLM", "layer_norm_eps", layer_norm=True),
     "gpt2": GGUFRow("GPT2LMHeadModel", "layer_norm_epsilon", layer_norm=True, own=GPT2),
+    # With one key and one value that all heads share.
+    "starcoder": GGUFRow("GPTBigCodeForCausalLM", "layer_norm_epsilon", layer_norm=True, own=GPT2),
     "gpt-oss": GGUFRow("GptOssForCausalLM", own=WINDOW | LOCAL_EXPERTS),
     # Which of DeepSeek's generations it is, the experts' scores say.
     "deepseek2": GGUFRow("DeepseekV2ForCausalLM", own=LATENT | SCALED_EXPERTS, variants=("DeepseekV3ForCausalLM",)),
