@@ -30,11 +30,12 @@ def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:
 
 
 def query_growth(rope: RopeSpec, positions: int, device: torch.device) -> Tensor | None:
-    """What queries of each position are multiplied with, `[positions, 1, 1]` fp32; None: they stay as they are.
+    """What queries of each position are multiplied with, `[positions, 1, 1]` fp32; None: they stay as they are, as all
+    within the trained length do.
 
     Source: the scaling of queries by length in the published code of Llama 4.
     """
-    if not rope.query_growth:
+    if not rope.query_growth or positions <= rope.original_max_position:
         return None
     lengths = torch.arange(positions) // rope.original_max_position
     return (1.0 + rope.query_growth * torch.log1p(lengths.float()))[:, None, None].to(device)

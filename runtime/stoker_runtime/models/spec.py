@@ -396,5 +396,5 @@ class ModelSpec:
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""
         ropes = {self.rope_of(layer) for layer in range(self.num_layers)}
-        width = sum(rope.dim for rope in ropes) + bool(self.rope.query_growth)
-        return max_model_len * width * ITEM_BYTES["float32"]
+        grows = self.rope.query_growth and max_model_len > self.rope.original_max_position
+        return max_model_len * (sum(rope.dim for rope in ropes) + bool(grows)) * ITEM_BYTES["float32"]
