@@ -37,10 +37,12 @@ def absorbed_tile(rows: int, rank: int, itemsize: int, sm: int) -> Tile:
     return Tile(block_m, 32 if large else 16, 8 if block_m == 64 else 4, 5 if deep else 2)
 
 
-def widened_tile(itemsize: int, sm: int) -> Tile:
-    """For chunks."""
+def widened_tile(itemsize: int, sm: int, width: int) -> Tile:
+    """For chunks, of heads whose keys without rotation, and values, take blocks of `width`: a power of two."""
     if itemsize > 2:
         return Tile(32, 16, 4, 1)
+    if width > 128:
+        return Tile(64, 32, 8, 2) if chip_of(sm).large_shared else Tile(32, 16, 4, 2)
     if chip_of(sm).large_shared:
         return Tile(128, 64, 8, 3)
     return Tile(64, 32, 4, 2)

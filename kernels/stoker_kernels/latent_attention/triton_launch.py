@@ -198,7 +198,8 @@ def _chunks(
     first, tokens = meta.num_decodes, q.shape[0]
     rows = meta.seq_lens.shape[0] - first
     widened = torch.mm(own[first:, : sizes.rank], kv_b.flatten(0, 1).t())
-    tile = widened_tile(q.itemsize, sm_of(q.device))
+    blocks = (_block(sizes.nope), _block(sizes.value))
+    tile = widened_tile(q.itemsize, sm_of(q.device), max(blocks))
     tiles = (tokens - first) // tile.block_m + rows + 1
     latent_prefill_kernel[(tiles * sizes.heads,)](
         q,
@@ -219,9 +220,9 @@ def _chunks(
         sizes.rope,
         sizes.value,
         BLOCK_M=tile.block_m,
-        BLOCK_D=_block(sizes.nope),
+        BLOCK_D=blocks[0],
         BLOCK_P=_block(sizes.rope),
-        BLOCK_V=_block(sizes.value),
+        BLOCK_V=blocks[1],
         BLOCK_N=tile.block_n,
         STAGES=tile.stages,
         PRECISION=_precision(q),

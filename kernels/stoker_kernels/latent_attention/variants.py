@@ -1,7 +1,8 @@
 """The latent kernels to compile ahead of time, for each SM: ranks and parts of heads of published models.
 
-DeepSeek V2 and V3 have latents of 512 and 64, heads of 128; MiniCPM 3 of 256 and 32, heads of 64. Numbers of heads and
-pages are arguments, but for the tiles that follow from them. Anything else is compiled when its model starts.
+DeepSeek V2 and V3 have latents of 512 and 64, heads of 128; GLM-4.7-Flash the same latents, heads of 192 with values of
+256; MiniCPM 3 latents of 256 and 32, heads of 64. Numbers of heads and pages are arguments, but for the tiles that
+follow from them. Anything else is compiled when its model starts.
 Invariants: the arguments here are those `triton_launch.py`, `sm90_latent.py` and `triton_write.py` launch with.
 Knows nothing of compiling.
 """
@@ -28,9 +29,9 @@ from stoker_kernels.launch.aot_registry import (
     register_aot,
 )
 
-# (rank, rotated, head without it and value, whether neighbours turn together)
-PUBLISHED = ((512, 64, 128, True), (256, 32, 64, False))
-HEADS = (16, 128)  # of which the one fills the least tile and the other any
+# (rank, rotated, blocks of heads without it and of values, whether neighbours turn together)
+PUBLISHED = ((512, 64, (128, 256), True), (256, 32, (64,), False))
+HEADS = (16, 20, 128)  # which fill the least tile, one between and the largest
 PLAN_ROWS = tuple(16 << i for i in range(7))
 BYTES = "u8"  # of e4m3
 _LEAST_SM = 80
@@ -92,11 +93,9 @@ def _register_absorbed(dtype: str, cache: str, sm: int, rank: int, rotated: int)
     )
 
 
-def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
-    """The kernels of one model's sizes."""
-    for cache in (dtype, BYTES):
-        _register_absorbed(dtype, cache, sm, rank, rotated)
-    wide = widened_tile(2, sm)
+def _register_widened(dtype: str, sm: int, rotated: int, head: int) -> None:
+    """What reads chunks, for one size of heads."""
+    wide = widened_tile(2, sm, head)
     blocks = {"BLOCK_M": wide.block_m, "BLOCK_D": head, "BLOCK_P": rotated, "BLOCK_V": head, "BLOCK_N": wide.block_n}
     register_aot(
         latent_prefill_kernel,
@@ -143,9 +142,12 @@ for _rows in PLAN_ROWS:
         compact=_rows == 256,
     )  # fmt: skip
 for _dtype in (BF16, FP16):
-    for _rank, _rotated, _head, _interleaved in PUBLISHED:
+    for _rank, _rotated, _heads, _interleaved in PUBLISHED:
         for _cache in (_dtype, BYTES):
             _register_write(_dtype, _cache, _rank, _rotated, _interleaved)
         for _sm in SMS:
             if _sm >= _LEAST_SM:
-                _register(_dtype, _sm, _rank, _rotated, _head)
+                for _cache in (_dtype, BYTES):
+                    _register_absorbed(_dtype, _cache, _sm, _rank, _rotated)
+                for _head in _heads:
+                    _register_widened(_dtype, _sm, _rotated, _head)

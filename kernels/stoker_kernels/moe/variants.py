@@ -40,6 +40,13 @@ PUBLISHED = (
     (512, 10, True, SOFTMAX, 1, 1),  # Qwen3-Next-80B-A3B
     (128, 6, True, SIGMOID, 1, 1),  # Nemotron-3-Nano-30B-A3B
     (16, 2, False, SPARSEMIXER, 1, 1),  # Phi-3.5-MoE
+    (256, 8, True, SIGMOID, 1, 1),  # MiniMax-M2
+    (64, 4, True, SIGMOID, 1, 1),  # GLM-4.7-Flash
+)
+# Those whose softmax a bias corrects, as it does every sigmoid.
+CORRECTED = (
+    (64, 6, True, SOFTMAX, 1, 1),  # ERNIE 4.5 21B-A3B
+    (64, 8, True, SOFTMAX, 1, 1),  # ERNIE 4.5 300B-A47B
 )
 _TILE_CHOICES = {
     16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
@@ -68,7 +75,8 @@ TOGETHER = (1, 2, 4)
 
 def _register_routes() -> None:
     seen = set()
-    for experts, top_k, renormalize, scoring, groups, top_groups in PUBLISHED:
+    ways_to_choose = [*((way, way[3] == SIGMOID) for way in PUBLISHED), *((way, True) for way in CORRECTED)]
+    for (experts, top_k, renormalize, scoring, groups, top_groups), corrected in ways_to_choose:
         width, choices = power_of_two(experts), power_of_two(top_k)
         ways = [(SOME_TOKENS, False, 1)]
         for tokens in ROUTE_TOKENS:
@@ -79,7 +87,7 @@ def _register_routes() -> None:
                 "TOKENS": tokens, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": scoring,
                 "RENORMALIZE": renormalize, "GROUPS": groups, "TOP_GROUPS": top_groups,
                 "TOP2": scoring == SIGMOID and groups > 1, "ALL": alone, "TILES": tiles,
-            } | ({} if scoring == SIGMOID else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
+            } | ({} if corrected else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
             key = tuple(sorted((name, str(value)) for name, value in constants.items()))
             if key in seen:
                 continue

@@ -270,6 +270,8 @@ def _register() -> None:
                 _register_tiles(dtype, cache, I32_DIVISIBLE, parts, _BLOCK, norm="", compact=cache == BF16)
             if dtype == BF16:
                 _register_rare(cache)
+            if dtype == FP16:  # GPT-J
+                _register_tiles(dtype, cache, I32_DIVISIBLE, parts[-1:], _BLOCK, norm="", more={"INTERLEAVED": True})
 
 
 def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
@@ -287,7 +289,7 @@ def _register_rare(cache: str) -> None:
     whole = [{"EXACT": True, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS]
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[1::2], _BLOCK, norm=BF16)
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[-1:], _BLOCK, norm=FP32)
-    _register_tiles(BF16, cache, I32_DIVISIBLE, parts[:4], _BLOCK, norm="", more={"INTERLEAVED": True})
+    _register_tiles(BF16, cache, I32_DIVISIBLE, parts, _BLOCK, norm="", more={"INTERLEAVED": True})
     for block in (_BLOCK, _LARGE_BLOCK):
         _register_tiles(BF16, cache, I32_DIVISIBLE, whole, block, norm="", more={"INTERLEAVED": True})
         each_head: dict[str, object] = {"INTERLEAVED": True, "CENTRED": True, "EACH_HEAD": True}

@@ -64,12 +64,17 @@ def _within(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[
 
 
 def find_entry(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], architecture: str) -> TensorEntry:
-    """The entry called `name`. Raises ModelError where it is missing, with the nearest name, or has another shape."""
+    """The entry called `name`. Raises ModelError where it is missing, with the nearest name, or has another shape.
+
+    One thing may stand in a tensor of one.
+    """
     entry = entries.get(name)
     if entry is None:
         close = difflib.get_close_matches(name, entries, n=1)
         hint = f" The nearest is {close[0]}." if close else ""
         raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {architecture}.{hint}")
+    if entry.shape == (1, *shape):
+        return replace(entry, shape=shape)
     if entry.shape != shape:
         raise ModelError(
             f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."

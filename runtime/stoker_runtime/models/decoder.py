@@ -39,6 +39,7 @@ from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.activation import Activation
 from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
+from stoker_runtime.models.layers.query import Queries
 from stoker_runtime.models.layers.state import pass_states
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
@@ -67,7 +68,9 @@ class Decoder:
         self._stream = Stream(spec)
         self.mixture = None if spec.moe is None else Mixture(spec.moe, spec.num_layers, device)
         ropes = [spec.rope_of(layer) for layer in range(spec.num_layers)]
-        tables = {rope: rope_table(rope, max_model_len or spec.max_position, device) for rope in set(ropes)}
+        longest = max_model_len or spec.max_position
+        tables = {rope: rope_table(rope, longest, device) for rope in set(ropes)}
+        self._queries = Queries(spec, longest, device, dtype)
         self._cos_sin = tuple(tables[rope] for rope in ropes)
         self._slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
         self._patterns = tuple(_pattern(spec, layer) for layer in range(spec.num_layers))
@@ -262,7 +265,7 @@ class Decoder:
         k_cache, v_cache = cache
         pages = inputs.of_layer(index)
         k_scale, v_scale = self._cache_scales(index, k_cache)
-        q_norm, k_norm = layer.q_norm, layer.k_norm
+        q_norm, k_norm = self._queries.norms(layer)
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
             self._norm_together(qkv, (q_norm, k_norm))
             q_norm = k_norm = None
@@ -284,6 +287,7 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
+        self._queries.finish(query, inputs.positions, layer)
         operands = (query, k_cache, v_cache, pages.attention)
         if pages.attention.shared is not None:
             output = shared_prefix_attention(

@@ -1,4 +1,5 @@
-"""The rotary table: cos and sin of every position, with the scalings of the published long-context methods.
+"""The rotary table: cos and sin of every position, with the scalings of the published long-context methods; and how
+queries grow with their position.
 
 Invariants: computed once, in fp32 (the frequencies of yarn's ramp in fp64 on the host); never changes afterwards,
 so a position means the same rotation in every step and in every cached page.
@@ -26,6 +27,18 @@ def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:
     short = rope.short_attention_factor and positions <= rope.original_max_position
     factor = rope.short_attention_factor if short else rope.attention_factor
     return torch.cat((angles.cos(), angles.sin()), dim=1) * factor
+
+
+def query_growth(rope: RopeSpec, positions: int, device: torch.device) -> Tensor | None:
+    """What queries of each position are multiplied with, `[positions, 1, 1]` fp32; None: they stay as they are, as all
+    within the trained length do.
+
+    Source: the scaling of queries by length in the published code of Llama 4.
+    """
+    if not rope.query_growth or positions <= rope.original_max_position:
+        return None
+    lengths = torch.arange(positions) // rope.original_max_position
+    return (1.0 + rope.query_growth * torch.log1p(lengths.float()))[:, None, None].to(device)
 
 
 def inverse_frequencies(rope: RopeSpec, positions: int) -> Tensor:

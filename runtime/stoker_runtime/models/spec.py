@@ -33,16 +33,17 @@ class Norm(StrEnum):
 
 
 class QkNorm(StrEnum):
-    """How queries and keys are normed before they rotate, if they are.
+    """How queries and keys are normed, if they are, before they rotate.
 
     HEAD: RMS of each head, all heads with one weight `[D]`. LAYER: mean and variance of each head, a weight for each,
-    `[heads, D]`. WHOLE: RMS over all heads together, `[heads · D]`.
+    `[heads, D]`. WHOLE: RMS over all heads together, `[heads · D]`. ROTATED: as HEAD, after they rotated.
     """
 
     NONE = ""
     HEAD = "head"
     LAYER = "layer"
     WHOLE = "whole"
+    ROTATED = "rotated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,4 +396,5 @@ class ModelSpec:
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""
         ropes = {self.rope_of(layer) for layer in range(self.num_layers)}
-        return max_model_len * sum(rope.dim for rope in ropes) * ITEM_BYTES["float32"]
+        grows = self.rope.query_growth and max_model_len > self.rope.original_max_position
+        return max_model_len * (sum(rope.dim for rope in ropes) + bool(grows)) * ITEM_BYTES["float32"]

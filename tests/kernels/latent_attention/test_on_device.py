@@ -148,9 +148,10 @@ def test_what_is_written_is_what_the_reference_writes(
         torch.testing.assert_close(ours, wanted, **tolerance)
 
 
-# Heads, parts and ranks of DeepSeek V3, V2-Lite and MiniCPM 3.
+# Heads, parts and ranks of DeepSeek V3, V2-Lite, MiniCPM 3 and GLM-4.7-Flash.
 REAL = [Shape(*sizes, page=64, dtype=torch.bfloat16) for sizes in
-        ((128, 128, 64, 128, 512), (16, 128, 64, 128, 512), (40, 64, 32, 64, 256))]  # fmt: skip
+        ((128, 128, 64, 128, 512), (16, 128, 64, 128, 512), (40, 64, 32, 64, 256),
+         (20, 192, 64, 256, 512))]  # fmt: skip
 
 
 @pytest.mark.gpu

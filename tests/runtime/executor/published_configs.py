@@ -29,6 +29,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     # The experts of its sparse layers alone are 22 GB each: what is traced here are those before them.
     "deepseek3": {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_nope_head_dim": 128,
                   "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 1536, "first_k_dense_replace": 3},
+    "glmlite": {"architectures": ["Glm4MoeLiteForCausalLM"], "q_lora_rank": 768, "kv_lora_rank": 512,
+                "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64,
+                "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 1536,
+                "first_k_dense_replace": 1, "routed_scaling_factor": 1.8},
     "minicpm3": {"architectures": ["MiniCPM3ForCausalLM"], "kv_lora_rank": 256, "qk_nope_head_dim": 64,
                  "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 768},
     "gemma": {"architectures": ["GemmaForCausalLM"], "head_dim": 256},
@@ -42,6 +46,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"architectures": ["CohereForCausalLM"]},
     "cohere2": {"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
     "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "bigcode": {"architectures": ["GPTBigCodeForCausalLM"], "n_layer": 2, "multi_query": True},
+    "gptj": {"architectures": ["GPTJForCausalLM"], "n_layer": 2, "rotary_dim": 64},
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_layer": 2},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "granite": {"architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
@@ -94,6 +100,22 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "seedoss": {"architectures": ["SeedOssForCausalLM"], "head_dim": 128, "attention_bias": True, "rope_theta": 1e7},
     "gemma3-sees": {"architectures": ["Gemma3ForConditionalGeneration"],
                     "text_config": {"head_dim": 256, "sliding_window": 1024, "sliding_window_pattern": 2}},
+    "mistral3": {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
+        "model_type": "mistral", "head_dim": 128, "rope_theta": 1e9, "sliding_window": None}},
+    "ministral3": {"architectures": ["Ministral3ForCausalLM"], "head_dim": 128, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 128,
+                "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    # One dense layer, then mixtures.
+    "erniemoe": {"architectures": ["Ernie4_5_MoeForCausalLM"], "head_dim": 128, "tie_word_embeddings": True,
+                 "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+                 "moe_layer_start_index": 1, "moe_layer_end_index": 27, "moe_layer_interval": 1},
+    "minimaxm2": {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6,
+                  "num_local_experts": 256, "num_experts_per_tok": 8},
+    "dots1": {"architectures": ["Dots1ForCausalLM"], "n_routed_experts": 128, "n_shared_experts": 2,
+              "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+              "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "qwen2vl": {"architectures": ["Qwen2VLForConditionalGeneration"], "rope_theta": 1e6,
                 "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
     "qwen25vl": {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "rope_theta": 1e6,
@@ -161,6 +183,7 @@ _MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
 _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] = {
     "DeepSeek-V2-Lite": ("deepseek2", (2048, 16, 16, 10944, 102400), {}),
     "DeepSeek-V3": ("deepseek3", (7168, 128, 128, 18432, 129280), {}),
+    "GLM-4.7-Flash": ("glmlite", (2048, 20, 20, 10240, 154880), {}),
     "MiniCPM3-4B": ("minicpm3", (2560, 40, 40, 6400, 73448), {}),
     "Gemma-7B": ("gemma", (3072, 16, 16, 24576, 256000), {}),
     "Gemma-2-9B": ("gemma2", (3584, 16, 8, 14336, 256000), {}),
@@ -175,6 +198,9 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Command-R-plus": ("cohere", (12288, 96, 8, 33792, 256000), {"use_qk_norm": True}),
     "Command-R7B": ("cohere2", (4096, 32, 8, 14336, 256000), {}),
     "GLM-4-9B": ("glm4", (4096, 32, 2, 13696, 151552), {}),
+    "StarCoderBase-1B": ("bigcode", (2048, 16, 1, 8192, 49152), {"n_embd": 2048, "n_head": 16, "n_positions": 8192}),
+    "StarCoder-15B": ("bigcode", (6144, 48, 1, 24576, 49152), {"n_embd": 6144, "n_head": 48, "n_positions": 8192}),
+    "GPT-J-6B": ("gptj", (4096, 16, 16, 16384, 50400), {"n_embd": 4096, "n_head": 16, "dtype": "float16"}),
     "GPT-2": ("gpt2", (768, 12, 12, 3072, 50257), {"n_embd": 768, "n_head": 12}),
     "OLMo-2-7B": ("olmo2", (4096, 32, 32, 11008, 100352), {}),
     "Granite-3.1-8B": ("granite", (4096, 32, 8, 12800, 49155), {}),
@@ -215,6 +241,12 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "MiniCPM-2B": ("minicpm", (2304, 36, 36, 5760, 122753), {}),
     "Seed-OSS-36B": ("seedoss", (5120, 80, 8, 27648, 155136), {}),
     "Gemma-3-4B": ("gemma3-sees", (2560, 8, 4, 10240, 262208), {}),
+    "Mistral-Small-3.1-24B": ("mistral3", (5120, 32, 8, 32768, 131072), {}),
+    "Ministral-3-8B": ("ministral3", (4096, 32, 8, 14336, 131072), {}),
+    "ERNIE-4.5-21B-A3B": ("erniemoe", (2560, 20, 4, 12288, 103424), {}),
+    "Hunyuan-7B": ("hunyuan", (4096, 32, 8, 14336, 128167), {}),
+    "MiniMax-M2": ("minimaxm2", (3072, 48, 8, 1536, 200064), {}),
+    "dots.llm1": ("dots1", (4096, 32, 32, 10944, 152064), {}),
     "Qwen2-VL-2B": ("qwen2vl", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),
     "Qwen2.5-VL-7B": ("qwen25vl", (3584, 28, 4, 18944, 152064), {}),
     "Qwen3-VL-4B": ("qwen3vl", (2560, 32, 8, 9728, 151936), {"tie_word_embeddings": True}),
@@ -233,5 +265,5 @@ def _config(family: str, sizes: tuple[int, ...], more: dict[str, Any]) -> dict[s
 PUBLISHED: dict[str, dict[str, Any]] = {name: _config(*model) for name, model in (_MODELS | _OTHERS).items()}
 """Name → a config.json without its number of layers."""
 OTHERS = tuple(_OTHERS)
-AT_NEED = ("gpt-oss-20b", "gpt-oss-120b")
-"""Attention with sinks is compiled when a model that has it starts."""
+AT_NEED = ("gpt-oss-20b", "gpt-oss-120b", "StarCoder-15B")
+"""Attention with sinks, or of 48 heads that share a key, is compiled when a model that has it starts."""

@@ -63,5 +63,12 @@ LATENTS: dict[str, tuple[str, Changes]] = {
         "DeepseekV3Config",
         _mixed(q_lora_rank=None, rope_interleave=False, norm_topk_prob=False, num_nextn_predict_layers=0),
     ),
+    "Glm4MoeLiteForCausalLM": (
+        "Glm4MoeLiteConfig",
+        _mixed(head_dim=None, mlp_layer_types=["dense", "dense", "sparse"], num_nextn_predict_layers=0),
+    ),
+    "Glm4MoeLiteForCausalLM-one-group": (
+        "Glm4MoeLiteConfig", _mixed(n_group=1, topk_group=1, num_nextn_predict_layers=0, rope_parameters=_YARN)
+    ),
     "MiniCPM3ForCausalLM": ("MiniCPM3Config", _longrope),
 }  # fmt: skip

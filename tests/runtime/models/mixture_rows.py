@@ -53,6 +53,18 @@ def _longrope(rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _ernie(**changes: Any) -> Changes:
+    """By names of its own."""
+
+    def draw(rng: random.Random) -> dict[str, Any]:
+        found = _sizes()(rng)
+        own = {"moe_num_experts": found.pop("num_experts"), "moe_k": found.pop("num_experts_per_tok")}
+        return {**found, **own, "moe_num_shared_experts": 1, **changes}
+
+    return draw
+
+
+_PARTIAL = {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.25}
 _LOCAL = {"num_experts": None, "num_local_experts": 7}
 _GROUPED = {
     "num_experts": None, "n_routed_experts": 12, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3,
@@ -96,6 +108,17 @@ MIXTURES: dict[str, tuple[str, Changes]] = {
     "Glm4MoeForCausalLM-one-group": (
         "Glm4MoeConfig", _sizes(head_dim=24, first_k_dense_replace=2, num_mtp_layers=0,
                                 **_GROUPED | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    ),
+    "Ernie4_5_MoeForCausalLM": (
+        "Ernie4_5_MoeConfig", _ernie(moe_num_shared_experts=3, moe_layer_start_index=2, moe_layer_end_index=3)
+    ),
+    "Ernie4_5_MoeForCausalLM-alternating": ("Ernie4_5_MoeConfig", _ernie(moe_layer_interval=2)),
+    "MiniMaxM2ForCausalLM": ("MiniMaxM2Config", _sizes(head_dim=24, rope_parameters=_PARTIAL, **_LOCAL)),
+    "Dots1ForCausalLM": (
+        "Dots1Config", _sizes(first_k_dense_replace=1, sliding_window=9, max_window_layers=2, **_GROUPED)
+    ),
+    "Dots1ForCausalLM-renormalized": (
+        "Dots1Config", _sizes(attention_bias=True, norm_topk_prob=True, **_GROUPED | {"n_group": 1, "topk_group": 1})
     ),
     "GptOssForCausalLM": (
         "GptOssConfig", _sizes(sliding_window=8, swiglu_limit=0.8, rope_parameters=_YARN, **_LOCAL)

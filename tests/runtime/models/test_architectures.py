@@ -96,6 +96,24 @@ def test_biases_and_norms_of_heads(architecture: str, flags: tuple[bool, bool, b
     assert (spec.qkv_bias, spec.output_bias, spec.qk_norm is QkNorm.HEAD) == flags
 
 
+def test_a_window_of_a_text_model_that_does_not_say_is_its_kind_s() -> None:
+    sees = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    assert _spec(**sees, text_config={}).windows == (4096,) * 4
+    assert _spec(**sees, text_config={"sliding_window": None}).windows == (0,) * 4
+    assert _spec(**sees, text_config={"sliding_window": 27}).windows == (27,) * 4
+
+
+def test_minimax_rotates_a_part_of_each_head_by_either_name() -> None:
+    minimax: dict[str, Any] = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 40}
+    assert _spec(**minimax, rotary_dim=26).rope.dim == 26
+    assert _spec(**minimax, rope_parameters={"partial_rotary_factor": 0.35}).rope.dim == 14
+
+
+def test_layers_that_predict_further_tokens_may_stand_behind_the_last() -> None:
+    found = _spec(architectures=["MiniMaxM2ForCausalLM"], num_mtp_modules=3, mtp_transformer_layers=2)
+    assert found.draft_layers == 6
+
+
 def test_end_tokens_are_the_union_of_both_files() -> None:
     assert _spec({"eos_token_id": [7, 9]}, eos_token_id=5).eos_token_ids == (5, 7, 9)
     assert _spec({"eos_token_id": 5}, eos_token_id=[5, 6]).eos_token_ids == (5, 6)
@@ -135,6 +153,40 @@ def test_dtype_under_both_names(key: str) -> None:
         (
             {"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True},
             "apply_residual_connection_post_layernorm is True",
+        ),
+        *(({"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn"} | more}, text)
+          for more, text in [
+            ({"original_max_position_embeddings": 40}, "lacks 'llama_4_scaling_beta'"),
+            ({"llama_4_scaling_beta": 0.2}, "lacks 'original_max_position_embeddings'"),
+        ]),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "mistral4"}},
+            "text_config.model_type 'mistral4' is not supported; it must be mistral or ministral3",
+        ),
+        *(({"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_intermediate_size": 24} | more, text) for more, text in [
+            ({"use_bias": True}, "use_bias is True"),
+            ({"moe_gate": "top2_fused"}, "moe_gate is 'top2_fused'"),
+            ({"moe_use_aux_free": False}, "moe_use_aux_free is False"),
+            ({"moe_norm_min": 0.2}, "moe_norm_min is 0.2"),
+        ]),
+        *(({"architectures": ["MiniMaxM2ForCausalLM"]} | more, text) for more, text in [
+            ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+            ({"qk_norm_type": "per_head"}, "qk_norm_type is 'per_head'"),
+            ({"use_routing_bias": False}, "use_routing_bias is False"),
+            ({"shared_intermediate_size": 48}, "shared_intermediate_size is 48"),
+            ({"attn_type_list": [1, 1, 0, 1]}, "attn_type_list is 0"),
+        ]),
+        ({"architectures": ["Dots1ForCausalLM"], "moe_intermediate_size": 24, "scoring_func": "softmax"},
+         "scoring_func is 'softmax'"),
+        *(({"architectures": ["HunYuanDenseV1ForCausalLM"]} | more, text) for more, text in [
+            ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic' .* with an alpha"),
+            ({"use_cla": True}, "use_cla is True"),
+        ]),
+        *(({"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": kinds}, "mlp_layer_types is not supported")
+          for kinds in (["sparse", "dense", "sparse", "sparse"], ["dense", "sparse"], ["dense", "mixed"] * 2)),
+        (
+            {"architectures": ["GPTJForCausalLM"], "n_embd": 48, "n_head": 3, "n_layer": 2, "rotary_dim": 0},
+            "rotary_dim is 0",
         ),
         ({"architectures": []}, "Supported are"),
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),

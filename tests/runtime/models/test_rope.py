@@ -10,7 +10,8 @@ import torch
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, SourceKind
-from stoker_runtime.models.rope import inverse_frequencies, rope_table
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
+from stoker_runtime.models.rope import inverse_frequencies, query_growth, rope_table
 from stoker_runtime.models.rope_config import max_position, read_rope
 
 HEAD_DIM = 32
@@ -97,6 +98,18 @@ def test_dynamic_scaling_is_plain_up_to_the_trained_length() -> None:
     plain = read_rope({"max_position_embeddings": 512}, HEAD_DIM)
     assert torch.equal(inverse_frequencies(rope, 512), inverse_frequencies(plain, 512))
     assert not torch.equal(inverse_frequencies(rope, 513), inverse_frequencies(plain, 513))
+
+
+def test_queries_grow_beyond_the_trained_length_alone() -> None:
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    rope, device = RopeSpec(dim=6, original_max_position=37, query_growth=0.23), torch.device("cpu")
+    found = query_growth(rope, 38, device)
+    assert found is not None
+    assert found.flatten()[37] > found.flatten()[36] == 1
+    expected = get_llama_4_attn_scale(torch.arange(190)[None], 0.23, 37)[0, 0, :, :, None]
+    torch.testing.assert_close(query_growth(rope, 190, device), expected)
+    assert query_growth(rope, 37, device) is None
 
 
 @pytest.mark.parametrize(("scaling", "length"), [("yarn", 512), ("linear", 632), ("dynamic", 395), ("llama3", 158)])

@@ -57,7 +57,7 @@ class Row:
 # What sees, as small as it may be.
 VISION = {
     "depth": 1, "hidden_size": 32, "out_hidden_size": 60, "num_heads": 2, "intermediate_size": 32, "embed_dim": 32,
-    "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0], "head_dim": 16, "num_attention_heads": 2,
 }  # fmt: skip
 
 
@@ -160,6 +160,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+# A prompt of the test lies beyond several of the trained lengths.
+GROWING = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 13,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 ONE_KV_HEAD = {"num_key_value_heads": 1}
 HYBRID = {"sliding_window": 9, "num_hidden_layers": 5}
 
@@ -183,6 +188,12 @@ ROWS: dict[str, Row] = {
     "HeliumForCausalLM": Row("HeliumConfig", fixed(hidden_size=60, num_attention_heads=5, head_dim=12, **ONE_KV_HEAD)),
     "SeedOssForCausalLM": Row("SeedOssConfig", fixed(attention_out_bias=True)),
     "Ernie4_5ForCausalLM": Row("Ernie4_5Config", fixed(use_bias=True)),
+    "HunYuanDenseV1ForCausalLM": Row(
+        "HunYuanDenseV1Config",
+        lambda rng: {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0,
+                                             "alpha": 1 + 50 * rng.random()}},
+    ),
+    "HunYuanDenseV1ForCausalLM-plain": Row("HunYuanDenseV1Config", fixed(attention_bias=True, head_dim=20)),
     "GemmaForCausalLM": Row("GemmaConfig"),
     "Gemma2ForCausalLM": Row(
         "Gemma2Config",
@@ -233,6 +244,19 @@ ROWS: dict[str, Row] = {
     "Qwen3VLMoeForConditionalGeneration-saved": Row(
         "Qwen3VLMoeConfig", _seeing_experts, model="Qwen3VLMoeForConditionalGeneration"
     ),
+    "Ministral3ForCausalLM": Row("Ministral3Config", fixed(rope_parameters=GROWING)),
+    "Ministral3ForCausalLM-window": Row("Ministral3Config", fixed(rope_parameters=GROWING, sliding_window=11)),
+    # As Mistral Small has them, whose text alone says whether the head is tied; and Ministral 3.
+    "Mistral3ForConditionalGeneration": Row(
+        "Mistral3Config", fixed(model_type="mistral", sliding_window=None), model="Mistral3ForConditionalGeneration",
+        settings=lambda config: {key: value for key, value in config.items() if key != "tie_word_embeddings"},
+    ),
+    "Mistral3ForConditionalGeneration-nested": Row(
+        "Mistral3Config", fixed(model_type="ministral3", rope_parameters=GROWING),
+        _renamed((r"^language_model\.model\.", "model.language_model."), (r"^language_model\.lm_head", "lm_head"),
+                 (r"^(vision_tower|multi_modal_projector)", r"model.\1")),
+        model="Mistral3ForConditionalGeneration",
+    ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
     "Olmo3ForCausalLM": Row("Olmo3Config", fixed(**HYBRID)),
     "Exaone4ForCausalLM": Row("Exaone4Config", fixed(sliding_window_pattern=4, **HYBRID)),
@@ -262,6 +286,9 @@ ROWS: dict[str, Row] = {
     "Jais2ForCausalLM-unbiased": Row("Jais2Config", square(attention_bias=False, mlp_bias=False)),
     "Starcoder2ForCausalLM": Row("Starcoder2Config", square(sliding_window=11)),
     "GPT2LMHeadModel": Row("GPT2Config", gpt2),
+    "GPTBigCodeForCausalLM": Row("GPTBigCodeConfig", gpt2),
+    "GPTBigCodeForCausalLM-all-heads": Row("GPTBigCodeConfig", lambda rng: gpt2(rng) | {"multi_query": False}),
+    "GPTJForCausalLM": Row("GPTJConfig", lambda rng: {**gpt2(rng), "rotary_dim": 6, "tie_word_embeddings": False}),
     # Models whose code is not in transformers, as the published converters to these classes know them.
     "InternLM2ForCausalLM": Row(
         "LlamaConfig",
@@ -355,7 +382,8 @@ def save_random(name: str, folder: Path, **changes: Any) -> Any:
         return plain
     sizes = {**_sizes(rng), **row.changes(rng), **changes}
     given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
-    given = {"text_config": given, "vision_config": VISION} if row.model else given
+    if row.model:
+        given = {"text_config": given, "vision_config": VISION, "tie_word_embeddings": given["tie_word_embeddings"]}
     config = getattr(transformers, row.config)(**given)
     config._attn_implementation, config._experts_implementation = row.attention, "eager"
     make = getattr(transformers, row.model) if row.model else transformers.AutoModelForCausalLM.from_config

@@ -27,7 +27,7 @@ LARGEST = 448.0  # of e4m3
 BLOCK = 128
 # As publishers leave them; what widens latents is in FP8, too.
 LEFT = re.compile(
-    r"embed|wte|lm_head|output\.weight|norm|ln_|visual|vision|shared_expert_gate|(mlp|block_sparse_moe)\.gate\."
+    r"embed|wte|wpe|lm_head|output\.weight|norm|ln_|visual|vision|shared_expert_gate|(mlp|block_sparse_moe)\.gate\."
     r"|router|feed_forward\.gate\."
 )
 
@@ -130,10 +130,10 @@ NAMES = [
 WHOLE: dict[str, int] = {
     "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 8,
     "moe_intermediate_size": BLOCK, "shared_expert_intermediate_size": BLOCK, "q_lora_rank": BLOCK,
-    "kv_lora_rank": BLOCK, "qk_nope_head_dim": 32, "v_head_dim": 48,
+    "kv_lora_rank": BLOCK, "qk_nope_head_dim": 32, "v_head_dim": 48, "n_head": 2,
 }  # fmt: skip
 # What lies head by head in files has blocks of several parts there, which is refused (test_quantized_hybrid.py).
-CUT_APART = ("GPTNeoX", "InternLM2")
+CUT_APART = ("GPTNeoX", "InternLM2", "GPTBigCodeForCausalLM-all-heads")
 # Three matrices of transformers' are one there, with one scale: all have the model's largest, so that rows are alike.
 MERGED = ("InternLM2", "Baichuan", "BaiChuan")
 

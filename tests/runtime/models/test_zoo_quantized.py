@@ -43,7 +43,7 @@ from stoker_runtime.models.config_source import read_source
 
 # As publishers leave them: ends, norms, and what chooses experts.
 LEFT = re.compile(
-    r"embed|wte|lm_head|output\.weight|norm|ln_|visual|vision|shared_expert_gate|(mlp|block_sparse_moe)\.gate\."
+    r"embed|wte|wpe|lm_head|output\.weight|norm|ln_|visual|vision|shared_expert_gate|(mlp|block_sparse_moe)\.gate\."
     r"|router|kv_b_proj|feed_forward\.gate\."
 )
 # How the modules that are left are said to be, and how a matrix is rounded.
@@ -70,6 +70,7 @@ EVEN: dict[str, Any] = {
     "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 104,
 }  # fmt: skip
+BY_GPT2 = dict.fromkeys(EVEN) | {"n_embd": 256, "n_head": 16, "n_inner": 256, "vocab_size": 104}
 ALL_HEADS = {"num_key_value_heads": 6}
 EXPERTS = {"moe_intermediate_size": 64}
 LATENT = EXPERTS | ALL_HEADS | {
@@ -80,7 +81,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Baichuan": ALL_HEADS, "BaiChuan": ALL_HEADS, "GPTNeoX": ALL_HEADS, "Deepseek": LATENT,
     "MiniCPM3For": LATENT | {"dim_model_base": 24}, "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 32},
     "MiniCPMFor": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "Qwen3Moe": EXPERTS,
-    "Glm4Moe": EXPERTS, "Qwen3VLMoe": EXPERTS, "Olmoe": {"intermediate_size": 64},
+    "Glm4MoeLite": LATENT, "Glm4Moe": EXPERTS, "Qwen3VLMoe": EXPERTS, "Olmoe": {"intermediate_size": 64},
+    "GPTJ": BY_GPT2, "GPTBigCode": BY_GPT2,
+    "Ernie4_5_Moe": EXPERTS, "Dots1": EXPERTS, "MiniMaxM2": {"intermediate_size": 64},
 }  # fmt: skip
 
 

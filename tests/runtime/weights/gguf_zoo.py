@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 Pairs = Iterable[tuple[str, Tensor]]
 
 # Architectures whose converter orders the rows of Q and K for pairs of neighbours.
-PERMUTED = ("llama", "granitemoe", "minicpm", "arcee", "baichuan", "internlm2")
+PERMUTED = ("llama", "granitemoe", "minicpm", "arcee", "baichuan", "internlm2", "mistral3")
 # Those of which the writer has a key for layers' norms by mean and variance.
 EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -44,9 +44,9 @@ class Conversion:
         self.config = json.loads((folder / "config.json").read_text())
         self.config = {**self.config, **(self.config.get("text_config") or {})}
         self.tensors: Tensors = {
-            re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name): tensor
+            re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name).replace("model.lm_head", "lm_head"): tensor
             for name, tensor in load_file(folder / "model.safetensors").items()
-            if "visual" not in name
+            if not re.match(r"(model\.)?(visual|vision_tower|multi_modal_projector)\.", name)
         }
         arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         self.names = gguf.get_tensor_name_map(arch, self.layers)
@@ -264,6 +264,8 @@ class Conversion:
         if "num_key_value_heads" in self.config and not architecture.startswith("nemotron_h"):
             writer.add_head_count_kv(self.kv_heads)
         if (theta := get("rope_theta")) is not None:
+            # Hunyuan's stretched once and for all.
+            theta *= get("alpha", default=1.0) ** (self.head_dim / (self.head_dim - 2))
             writer.add_rope_freq_base(theta)
         if (eps := get("rms_norm_eps")) is not None:
             writer.add_layer_norm_rms_eps(eps)
@@ -294,15 +296,16 @@ class Conversion:
     def _write_experts(self, writer: gguf.GGUFWriter) -> None:
         get = self.get
         written = {
-            ("num_local_experts", "num_experts", "n_routed_experts"): writer.add_expert_count,
-            ("num_experts_per_tok",): writer.add_expert_used_count,
+            ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"): writer.add_expert_count,
+            ("num_experts_per_tok", "moe_k"): writer.add_expert_used_count,
             ("moe_intermediate_size",): writer.add_expert_feed_forward_length,
             (
                 "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"
             ):
                 writer.add_expert_shared_feed_forward_length,
-            ("n_shared_experts",): writer.add_expert_shared_count,
-            ("first_k_dense_replace",): writer.add_leading_dense_block_count,
+            ("n_shared_experts", "moe_num_shared_experts"): writer.add_expert_shared_count,
+            ("moe_layer_interval",): writer.add_interleave_moe_layer_step,
+            ("first_k_dense_replace", "moe_layer_start_index"): writer.add_leading_dense_block_count,
             ("n_group",): writer.add_expert_group_count,
             ("topk_group",): writer.add_expert_group_used_count,
             ("num_nextn_predict_layers",): writer.add_nextn_predict_layers,
@@ -310,7 +313,7 @@ class Conversion:
         for keys, write in written.items():
             if (value := get(*keys)) is not None:
                 write(value)
-        if self.architecture in ("deepseek2", "glm4moe", "nemotron_h_moe"):
+        if self.architecture in ("deepseek2", "glm4moe", "nemotron_h_moe", "dots1"):
             writer.add_expert_weights_scale(get("routed_scaling_factor"))
             if (renormalized := get("norm_topk_prob")) is not None:
                 writer.add_expert_weights_norm(renormalized)
@@ -332,7 +335,7 @@ class Conversion:
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(get("factor"))
             if (weight := get("mscale_all_dim")) is not None:
-                writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
+                writer.add_rope_scaling_yarn_log_mul(weight if self.architecture == "mistral3" else 0.1 * weight)
         if kind == "longrope" and self.architecture in ("phi3", "phimoe"):
             stretched = positions / trained
             factor = math.sqrt(1 + math.log(stretched) / math.log(trained)) if stretched > 1 else 1.0
@@ -347,6 +350,8 @@ class Conversion:
                 writer.add_sliding_window_pattern([each == "sliding_attention" for each in get("layer_types")])
         if architecture in ("gptneox", "stablelm"):
             writer.add_parallel_residual(get("use_parallel_residual", default=False))
+        if architecture == "mistral3" and (growth := get("llama_4_scaling_beta")):
+            writer.add_attn_temperature_scale(growth)
         if architecture in ("command-r", "cohere2"):
             writer.add_logit_scale(get("logit_scale"))
         if architecture == "granitemoe":

@@ -36,6 +36,8 @@ YARN = {
 # The file's architecture, the row of the table's test, and what of its sizes no file can say.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("llama", "MixtralForCausalLM", {}),
+    "mistral3": ("mistral3", "Mistral3ForConditionalGeneration", {}),
+    "ministral3": ("mistral3", "Ministral3ForCausalLM", {}),
     "qwen2moe": (
         "qwen2moe", "Qwen2MoeForCausalLM",
         {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
@@ -63,6 +65,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron": ("nemotron", "NemotronForCausalLM", {}),
     "jais2": ("jais2", "Jais2ForCausalLM", {}),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {}),
+    "starcoder": ("starcoder", "GPTBigCodeForCausalLM", {}),
     "gpt-oss": ("gpt-oss", "GptOssForCausalLM", {"swiglu_limit": 7.0}),
     "deepseek2": ("deepseek2", "DeepseekV2ForCausalLM", {"rope_parameters": YARN}),
     "deepseek2-lite": ("deepseek2", "DeepseekV2ForCausalLM-lite", {}),
@@ -87,6 +90,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "baichuan": ("baichuan", "BaichuanForCausalLM", {}),
     "arcee": ("arcee", "ArceeForCausalLM", {}),
     "seed_oss": ("seed_oss", "SeedOssForCausalLM", {}),
+    "ernie4_5-moe": ("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": -1}),
+    "minimax-m2": ("minimax-m2", "MiniMaxM2ForCausalLM", {}),
+    "dots1": ("dots1", "Dots1ForCausalLM", {"sliding_window": None}),
+    "hunyuan-dense": ("hunyuan-dense", "HunYuanDenseV1ForCausalLM", {}),
     "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM", {}),
 }  # fmt: skip
 
@@ -136,6 +143,7 @@ QUANTIZED: dict[str, tuple[str, str, dict[str, Any], Kind]] = {
     "deepseek2-sigmoid": ("deepseek2", "DeepseekV3ForCausalLM", LATENT, Kind.Q4_1),
     "gptneox": ("gptneox", "GPTNeoXForCausalLM", {"hidden_size": 96, "intermediate_size": 160}, Kind.Q5_0),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {"n_embd": 96, "n_head": 3}, Kind.Q8_0),
+    "starcoder": ("starcoder", "GPTBigCodeForCausalLM", {"n_embd": 96, "n_head": 3}, Kind.Q4_1),
     "gpt-oss": (
         "gpt-oss", "GptOssForCausalLM", EVEN | {"intermediate_size": 64, "num_attention_heads": 4, "swiglu_limit": 7.0},
         Kind.MXFP4,
@@ -147,10 +155,12 @@ KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
     "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
-    "jais2", "glm4moe", "olmoe", "minicpm3",
+    "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3", "ernie4_5-moe",
+    "minimax-m2", "dots1", "hunyuan-dense",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "baichuan": {"num_key_value_heads": 6}, "glm4moe": {"moe_intermediate_size": 64},
+    "baichuan": {"num_key_value_heads": 6},
+    **{name: {"moe_intermediate_size": 64} for name in ("glm4moe", "ernie4_5-moe", "dots1")},
     "minicpm": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "minicpm3": LATENT | {
         "num_attention_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": None,
     },

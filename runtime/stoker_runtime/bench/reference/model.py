@@ -164,9 +164,15 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, b
         return _linear(seen, layer.output, layer.output_bias)
     qkv = projected.view(count, -1, spec.head_dim)
     q, k, v, *gates = qkv.split((spec.heads, *(spec.kv_heads,) * 2, *(spec.heads,) * spec.attention_gate), dim=1)
-    q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
-    group = spec.heads // spec.kv_heads
+    late, group = spec.qk_norm is QkNorm.ROTATED, spec.heads // spec.kv_heads
+    if not late:
+        q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
     q, k = (_rotate(each, table, spec.rope.interleaved) for each in (q, k))
+    if late:
+        q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
+    if growth := spec.rope.query_growth:
+        lengths = [1 + at // spec.rope.original_max_position for at in range(count)]
+        q = q * (1 + growth * torch.tensor(lengths, device=q.device).log())[:, None, None]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     heads = []
     for head in range(spec.heads):

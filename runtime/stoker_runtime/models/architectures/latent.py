@@ -1,4 +1,4 @@
-"""Rows of decoders with multi-head latent attention: DeepSeek V2 to V3 and R1, MiniCPM 3.
+"""Rows of decoders with multi-head latent attention: DeepSeek V2 to V3 and R1, GLM-4.7-Flash, MiniCPM 3.
 
 Invariants: pure; a setting that changes the result is read or refused. What a latent is, `models/layer_specs` says.
 Knows nothing of tensors beyond their names.
@@ -105,6 +105,21 @@ def _deepseek3(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, draft_layers=draft_layers(config), moe=moe)
 
 
+def _glm_lite(config: Mapping[str, Any]) -> ModelSpec:
+    """GLM-4.7-Flash: DeepSeek V3's layers; `mlp_layer_types` says which are dense, as the number of the first ones may.
+    """
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return _deepseek3(config)
+    first, layers = list(kinds).count("dense"), int(config["num_hidden_layers"])
+    if list(kinds) != ["dense"] * first + ["sparse"] * (layers - first):
+        raise ModelError(
+            "mlp_layer_types is not supported: it must have a kind for each layer, dense ones and then sparse ones.",
+            param="mlp_layer_types",
+        )
+    return _deepseek3({**config, "first_k_dense_replace": first})
+
+
 def _minicpm3(config: Mapping[str, Any]) -> ModelSpec:
     """MiniCPM's multipliers, and no mixture."""
     width = config.get("v_head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"])
@@ -130,6 +145,14 @@ _NAMES = {
 _MIXED = {**_NAMES, **DEEPSEEK_NAMES}
 _DEEPSEEK2 = {"max_position_embeddings": 2048, "n_shared_experts": 2, "num_experts_per_tok": 6}
 _DEEPSEEK3 = {"max_position_embeddings": 4096, "n_shared_experts": 1, "num_experts_per_tok": 8}
+_GLM_LITE = {
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.8,
+}
 _MINICPM3 = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
@@ -142,5 +165,6 @@ _MINICPM3 = {
 LATENT_ROWS: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(_deepseek2, _DEEPSEEK2, layer_names=_MIXED),
     "DeepseekV3ForCausalLM": Architecture(_deepseek3, _DEEPSEEK3, layer_names=_MIXED),
+    "Glm4MoeLiteForCausalLM": Architecture(_glm_lite, _GLM_LITE, layer_names=_MIXED),
     "MiniCPM3ForCausalLM": Architecture(_minicpm3, _MINICPM3, layer_names=_NAMES),
 }

@@ -1,5 +1,5 @@
-"""Rows with layer norms: those whose attention and feed-forward read the same stream (Phi, GPT-NeoX, Cohere, StableLM),
-those with a feed-forward that has no gate (GPT-2, Nemotron, Jais 2, StarCoder 2), and Phi-3-small.
+"""Rows with layer norms: those whose attention and feed-forward read the same stream (Phi, GPT-J, GPT-NeoX, Cohere,
+StableLM), those with a feed-forward that has no gate (GPT-2, Nemotron, Jais 2, StarCoder 1 and 2), and Phi-3-small.
 
 Invariants: pure; a setting that changes the result is read or refused.
 Knows nothing of tensors beyond their names.
@@ -18,6 +18,7 @@ from stoker_runtime.models.architectures.row import (
     TOP_NAMES,
     UP_ALONE,
     Architecture,
+    Names,
     Stored,
     one,
     with_biases,
@@ -109,12 +110,8 @@ def _starcoder2(config: Mapping[str, Any]) -> ModelSpec:
     )  # fmt: skip
 
 
-def _gpt2(config: Mapping[str, Any]) -> ModelSpec:
-    """Learned positions in the place of a rotation."""
-    refuse(config, "scale_attn_by_inverse_layer_idx", "attention is scaled alike in all layers")
-    refuse(config, "add_cross_attention", "there is nothing else to attend to")
-    if not config.get("scale_attn_weights", True):
-        raise ModelError("scale_attn_weights is false, which is not supported.", param="scale_attn_weights")
+def _spelled_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes by the names that others have for those of GPT-2 and its kin."""
     common = {
         "hidden_size": config["n_embd"],
         "num_hidden_layers": config["n_layer"],
@@ -124,11 +121,40 @@ def _gpt2(config: Mapping[str, Any]) -> ModelSpec:
         "num_key_value_heads": None,
         "head_dim": None,
     }
+    return {**config, **common}
+
+
+def _gptj(config: Mapping[str, Any]) -> ModelSpec:
+    """The first `rotary_dim` values of a head rotate, neighbours together."""
+    if not config["rotary_dim"]:
+        raise ModelError(
+            f"rotary_dim is {config['rotary_dim']!r}; it must say how much of a head rotates.", param="rotary_dim"
+        )
+    spec = read_base(_spelled_out(config), eps="layer_norm_epsilon", activation="activation_function")
     return replace(
-        read_base({**config, **common}, eps="layer_norm_epsilon", activation="activation_function"),
+        spec,
+        rope=RopeSpec(dim=int(config["rotary_dim"]), interleaved=True),
+        norm=Norm.LAYER, norm_bias=True, parallel=True, shared_norm=True, gated=False, ffn_bias=True, head_bias=True,
+    )  # fmt: skip
+
+
+def _gpt2(config: Mapping[str, Any]) -> ModelSpec:
+    """Learned positions in the place of a rotation."""
+    refuse(config, "scale_attn_by_inverse_layer_idx", "attention is scaled alike in all layers")
+    refuse(config, "add_cross_attention", "there is nothing else to attend to")
+    if not config.get("scale_attn_weights", True):
+        raise ModelError("scale_attn_weights is false, which is not supported.", param="scale_attn_weights")
+    return replace(
+        read_base(_spelled_out(config), eps="layer_norm_epsilon", activation="activation_function"),
         rope=RopeSpec(dim=0), learned_positions=True,
         norm=Norm.LAYER, norm_bias=True, gated=False, qkv_bias=True, output_bias=True, ffn_bias=True,
     )  # fmt: skip
+
+
+def _gpt_bigcode(config: Mapping[str, Any]) -> ModelSpec:
+    """GPT-2 whose heads share one key and one value, unless each has its own."""
+    spec = _gpt2(config)
+    return replace(spec, kv_heads=1 if config["multi_query"] else spec.heads)
 
 
 def _phi3_small(config: Mapping[str, Any]) -> ModelSpec:
@@ -243,6 +269,19 @@ _GPT2_NAMES = {
     **with_biases(_GPT2_LINEARS),
     **{name: one(f"{hf}.weight", f"{gguf}.weight", Stored.COLUMNS) for name, (hf, gguf) in _GPT2_LINEARS.items()},
 }
+_GPT_BIGCODE_NAMES = {
+    **_GPT2_NAMES,
+    **with_biases({name: _GPT2_LINEARS[name] for name in ("output", "gate_up", "down")}),
+    "qkv": one("attn.c_attn.weight", "attn_qkv.weight", Stored.GROUPED),
+    "qkv_bias": one("attn.c_attn.bias", "attn_qkv.bias", Stored.GROUPED),
+}
+_GPTJ_NAMES = {
+    **with_biases(
+        {"input_norm": ("ln_1", "attn_norm"), "gate_up": ("mlp.fc_in", "ffn_up"), "down": ("mlp.fc_out", "ffn_down")}
+    ),
+    "qkv": Names(tuple(f"attn.{each}_proj.weight" for each in "qkv")),
+    "output": one("attn.out_proj.weight"),
+}
 _COHERE_DEFAULTS = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
@@ -305,12 +344,31 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         | {"tie_word_embeddings": True, "num_key_value_heads": 2},
         layer_names=_STARCODER2_NAMES,
     ),
+    "GPTJForCausalLM": Architecture(
+        _gptj,
+        {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_positions": 2048, "rotary_dim": 64},
+        top_names={**_GPT2_TOP, "head_bias": one("lm_head.bias")},
+        layer_names=_GPTJ_NAMES,
+        base="transformer.",
+        layers="transformer.h.",
+        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    ),
     "GPT2LMHeadModel": Architecture(
         _gpt2,
         {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
         | {"n_positions": 1024},
         top_names=_GPT2_TOP,
         layer_names=_GPT2_NAMES,
+        base="transformer.",
+        layers="transformer.h.",
+        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    ),
+    "GPTBigCodeForCausalLM": Architecture(
+        _gpt_bigcode,
+        {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+        | {"n_positions": 1024, "multi_query": True},
+        top_names=_GPT2_TOP,
+        layer_names=_GPT_BIGCODE_NAMES,
         base="transformer.",
         layers="transformer.h.",
         ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.alibi import alibi_slopes
-from stoker_runtime.models.architectures.reading import FULL, SLIDING, read_base, read_layer_types
+from stoker_runtime.models.architectures.reading import FULL, SLIDING, read_base, read_layer_types, refuse
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
     MERGED_GATE_UP,
@@ -145,6 +146,22 @@ def _baichuan(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, rope=RopeSpec(dim=0), slopes=alibi_slopes(spec.heads), normed_head=normed)
 
 
+def _hunyuan(config: Mapping[str, Any]) -> ModelSpec:
+    """Heads are normed after they rotated, by frequencies that an `alpha` has stretched once and for all."""
+    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    scaling = dict(config.get(key) or {})
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind == "dynamic" and scaling.get("alpha"):
+        theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        stretched = theta * float(scaling["alpha"]) ** (head_dim / (head_dim - 2))
+        config = {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": stretched}}
+    elif kind not in ("default", "factors"):
+        raise ModelError(f"rope scaling {kind!r} is not supported; it must be dynamic, with an alpha.", param=key)
+    refuse(config, "use_cla", "each layer has keys and values of its own")
+    return replace(_llama(config), qk_norm=QkNorm.ROTATED, ffn_bias=False)
+
+
 def _arcee(config: Mapping[str, Any]) -> ModelSpec:
     return replace(_llama(config), gated=False)
 
@@ -219,6 +236,11 @@ _EXAONE_NAMES = {
     "down": one("mlp.c_proj.weight", "ffn_down.weight"),
 }
 
+_HUNYUAN_NORMS = {
+    "q_norm": one("self_attn.query_layernorm.weight", _GGUF["q_norm"][0]),
+    "k_norm": one("self_attn.key_layernorm.weight", _GGUF["k_norm"][0]),
+}
+
 # What sees is left out. Its names, and those of the text model, begin otherwise in files of newer making.
 SEEING: dict[str, Any] = {
     "ignored": r"visual\..*",
@@ -287,6 +309,9 @@ LLAMA_ROWS: dict[str, Architecture] = {
         base="transformer.",
         layers="transformer.h.",
         ignored=r"transformer\.(h\.\d+\.attn\.attention\.)?rotary(_emb)?\.inv_freq",
+    ),
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        _hunyuan, {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}, layer_names={**LAYER_NAMES, **_HUNYUAN_NORMS}
     ),
     "ArceeForCausalLM": Architecture(
         _arcee,

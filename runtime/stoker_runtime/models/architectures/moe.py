@@ -220,7 +220,7 @@ def _shared(prefix: str) -> dict[str, Names]:
 
 
 _PROJECTIONS = _by_expert("mlp.experts", "gate_proj", "up_proj", "down_proj", "mlp.gate")
-_NUMBERED = _by_expert("block_sparse_moe.experts", "w1", "w3", "w2", "block_sparse_moe.gate")
+NUMBERED = _by_expert("block_sparse_moe.experts", "w1", "w3", "w2", "block_sparse_moe.gate")
 QWEN2_MOE_NAMES = {
     **LAYER_NAMES,
     **_PROJECTIONS,
@@ -291,11 +291,11 @@ MOE_ROWS: dict[str, Architecture] = {
         _qwen3_vl, {"max_position_embeddings": 128000, "norm_topk_prob": True}, layer_names=_QWEN3_VL_NAMES, **SEEING
     ),
     "MixtralForCausalLM": _row(
-        _mixtral, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
+        _mixtral, {**LAYER_NAMES, **NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
         num_local_experts=8, num_experts_per_tok=2, gguf_interleaved=True,
     ),
     "PhimoeForCausalLM": _row(
-        _phimoe, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
+        _phimoe, {**LAYER_NAMES, **NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,
         num_local_experts=16, num_experts_per_tok=2, router_jitter_noise=0.01,
     ),
     "OlmoeForCausalLM": _row(

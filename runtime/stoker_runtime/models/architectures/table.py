@@ -6,11 +6,13 @@ Knows nothing of how a row is read: that is in the module of its family.
 from __future__ import annotations
 
 from stoker_runtime.models.architectures.alibi import ALIBI_ROWS
+from stoker_runtime.models.architectures.corrected_moe import CORRECTED_ROWS
 from stoker_runtime.models.architectures.heads import HEAD_ROWS
 from stoker_runtime.models.architectures.hybrid import HYBRID_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.layer_norm import LAYER_NORM_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
+from stoker_runtime.models.architectures.mistral import MISTRAL_ROWS
 from stoker_runtime.models.architectures.moe import MOE_ROWS
 from stoker_runtime.models.architectures.post_norm import POST_NORM_ROWS
 from stoker_runtime.models.architectures.row import Architecture
@@ -19,7 +21,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     **HYBRID_ROWS,
     **LATENT_ROWS,
     **LLAMA_ROWS,
+    **MISTRAL_ROWS,
     **MOE_ROWS,
+    **CORRECTED_ROWS,
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
     **ALIBI_ROWS,
@@ -44,10 +48,14 @@ MODELS = {
     "CohereForCausalLM": "Command-R, Command-R+, Aya 23 and Expanse",
     "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
     "DeepseekV3ForCausalLM": "DeepSeek-V3, V3.1 and R1",
+    "Dots1ForCausalLM": "dots.llm1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
+    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B and 300B-A47B",
     "Exaone4ForCausalLM": "EXAONE 4",
     "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
     "GPT2LMHeadModel": "GPT-2, DistilGPT-2",
+    "GPTBigCodeForCausalLM": "StarCoder, StarCoderBase 1B to 15B, Granite 20B and 34B Code",
+    "GPTJForCausalLM": "GPT-J 6B, GPT4All-J, Dolly 1",
     "GPTNeoXForCausalLM": "Pythia, GPT-NeoX-20B, Dolly 2, RedPajama-INCITE",
     "FalconForCausalLM": "Falcon RW 1B and 7B, Falcon 7B, 40B and 180B, Falcon 2 11B",
     "Gemma2ForCausalLM": "Gemma 2",
@@ -56,18 +64,23 @@ MODELS = {
     "GemmaForCausalLM": "Gemma, CodeGemma",
     "Glm4ForCausalLM": "GLM-4 (0414), GLM-Z1",
     "Glm4MoeForCausalLM": "GLM-4.5 and its Air",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4 9B of 2024 (hf), GLM-Edge",
     "GptOssForCausalLM": "gpt-oss 20B and 120B",
     "GraniteForCausalLM": "Granite 3 dense",
     "GraniteMoeForCausalLM": "Granite 3 MoE",
     "GraniteMoeSharedForCausalLM": "Granite MoE with a shared expert",
     "HeliumForCausalLM": "Helium 1",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan 0.5B to 7B, dense; Hunyuan-MT",
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "Jais2ForCausalLM": "Jais 2 8B and 70B",
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
     "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
+    "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "Ministral3ForCausalLM": "Ministral 3 as a model of text",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3; text alone",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
     "MPTForCausalLM": "MPT 7B and 30B, as published",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",

@@ -87,6 +87,8 @@ def _particular(header: GGUFHeader, architecture: str, row: GGUFRow, config: Map
         return {"architectures": ["MixtralForCausalLM"], "sliding_window": window}
     if architecture == "llama" and window:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    if architecture == "mistral3":
+        return _mistral3(header, config)
     if architecture == "olmo2" and window:
         return {"architectures": ["Olmo3ForCausalLM"], **_layer_types(header, architecture)}
     if architecture == "exaone4":
@@ -153,6 +155,16 @@ def _gpt_oss(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Any]:
     if experts is not None and experts.encoding == "MXFP4":
         found["quantization_config"] = {"quant_method": "mxfp4"}
     return found
+
+
+def _mistral3(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How queries grow, and, where cos and sin stay as they are, the two equal factors that say so."""
+    growth = header.metadata.get("mistral3.attention.temperature_scale")
+    if not growth:
+        return {}
+    equal = header.metadata.get("mistral3.rope.scaling.yarn_log_multiplier") or None
+    scaling = {"llama_4_scaling_beta": growth, "mscale": equal, "mscale_all_dim": equal}
+    return {"architectures": ["Ministral3ForCausalLM"], "rope_scaling": config["rope_scaling"] | scaling}
 
 
 def _minicpm(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, Any]:

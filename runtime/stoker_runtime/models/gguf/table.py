@@ -77,6 +77,8 @@ GPT2 = {
 GGUF_ROWS: dict[str, GGUFRow] = {
     # With experts Mixtral, with a window Mistral.
     "llama": GGUFRow("LlamaForCausalLM", own=LOCAL_EXPERTS, variants=("MistralForCausalLM", "MixtralForCausalLM")),
+    # Text of models that see, too; with queries that grow Ministral 3.
+    "mistral3": GGUFRow("MistralForCausalLM", says={"sliding_window": None}, variants=("Ministral3ForCausalLM",)),
     "qwen2": GGUFRow("Qwen2ForCausalLM"),
     "qwen3": GGUFRow("Qwen3ForCausalLM"),
     # What sees is in a file of its own; of text these models are Qwen2 and Qwen3.
@@ -120,6 +122,8 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "nemotron": GGUFRow("NemotronForCausalLM", "norm_eps", layer_norm=True),
     "jais2": GGUFRow("Jais2ForCausalLM", "layer_norm_eps", layer_norm=True),
     "gpt2": GGUFRow("GPT2LMHeadModel", "layer_norm_epsilon", layer_norm=True, own=GPT2),
+    # With one key and one value that all heads share.
+    "starcoder": GGUFRow("GPTBigCodeForCausalLM", "layer_norm_epsilon", layer_norm=True, own=GPT2),
     "gpt-oss": GGUFRow("GptOssForCausalLM", own=WINDOW | LOCAL_EXPERTS),
     # Which of DeepSeek's generations it is, the experts' scores say.
     "deepseek2": GGUFRow("DeepseekV2ForCausalLM", own=LATENT | SCALED_EXPERTS, variants=("DeepseekV3ForCausalLM",)),
@@ -152,5 +156,19 @@ GGUF_ROWS: dict[str, GGUFRow] = {
     "baichuan": GGUFRow("BaichuanForCausalLM"),
     "arcee": GGUFRow("ArceeForCausalLM"),
     "seed_oss": GGUFRow("SeedOssForCausalLM"),
+    "hunyuan-dense": GGUFRow("HunYuanDenseV1ForCausalLM"),
     "ernie4_5": GGUFRow("Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": GGUFRow(
+        "Ernie4_5_MoeForCausalLM",
+        own={
+            "moe_num_experts": "expert_count",
+            "moe_k": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "moe_num_shared_experts": "expert_shared_count",
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+    ),
+    "minimax-m2": GGUFRow("MiniMaxM2ForCausalLM", own=LOCAL_EXPERTS),
+    "dots1": GGUFRow("Dots1ForCausalLM", own=SCALED_EXPERTS, says={"sliding_window": None}),
 }

@@ -17,6 +17,7 @@ class RopeSpec:
     `attention_factor` multiplies cos and sin; `short_attention_factor` (0: the same) where longrope takes its short
     factors. `interleaved`: neighbouring dimensions of a head turn together, not those
     half of `dim` apart. Fields a kind does not use keep their defaults.
+    `query_growth` g: a query at position p is 1 + g·ln(1 + ⌊p / original_max_position⌋) times as large; 0: as it is.
     """
 
     dim: int
@@ -34,3 +35,4 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
+    query_growth: float = 0.0
