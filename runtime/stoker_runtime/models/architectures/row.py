@@ -44,7 +44,7 @@ class Names:
     """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words.
 
     `stored` is of Hugging Face's. GGUF's pieces are rows, or as `gguf_stored` says; of experts, whose number stands for
-    {expert}, there is one tensor for all, which is brought apart (`weights/gguf_entries.py`).
+    {expert}, there is one tensor for all, which is brought apart (`weights/entries_apart.py`).
     """
 
     hf: tuple[str, ...]
