@@ -197,7 +197,7 @@ def _qwen3_5_moe(config: Mapping[str, Any]) -> ModelSpec:
     """The same with a mixture behind each layer, whose experts' shares sum to 1."""
     text = text_of(config)
     # No layer has another feed-forward.
-    spec = _qwen3_5(config | {"text_config": text | {"intermediate_size": text["moe_intermediate_size"]}})
+    spec = _qwen3_5({**config, "text_config": {**text, "intermediate_size": text["moe_intermediate_size"]}})
     moe = mixture(
         text,
         "moe_intermediate_size",

@@ -118,6 +118,7 @@ class Architecture:
     `gguf_interleaved`: GGUF files of it store the rows of Q and K for rotation of neighbouring pairs, not of halves.
     `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `modules`,
     unless "", is what the modules of transformers, and so adapters, have in its place. `layers` begins a layer's.
+    `layer_names` may have what a field's tensor of all experts is called, as `_stacked`, where some files have one.
     `ignored` is a regular expression of tensors that say nothing new. Names that begin with the first of a pair in
     `renamed` begin with the second, in this order.
     """
