@@ -38,6 +38,8 @@ PUBLISHED = (
     (64, 6, False, SOFTMAX, 1, 1),  # DeepSeek-V2-Lite
     (256, 8, True, SIGMOID, 8, 4),  # DeepSeek-V3
     (512, 10, True, SOFTMAX, 1, 1),  # Qwen3-Next-80B-A3B
+    (256, 8, True, SOFTMAX, 1, 1),  # Qwen3.5-35B-A3B
+    (72, 10, True, SOFTMAX, 1, 1),  # Granite-4.0-h-small
     (128, 6, True, SIGMOID, 1, 1),  # Nemotron-3-Nano-30B-A3B
     (16, 2, False, SPARSEMIXER, 1, 1),  # Phi-3.5-MoE
     (256, 8, True, SIGMOID, 1, 1),  # MiniMax-M2

@@ -52,8 +52,10 @@ class AdapterInputs:
         return adapted_linear(x, weight, target, self.step, bias=bias, out=out)
 
     def silu_mul(self, x: Tensor, weight: AnyWeight, parameter: str) -> Tensor | None:
-        """silu(gate) · up of the two stacked in `parameter`; None where no adapter may change it."""
-        if (target := self.targets.get(parameter)) is None:
+        """silu(gate) · up of the two stacked in `parameter`; None where no adapter may change it, or adapters have one
+        matrix for both.
+        """
+        if (target := self.targets.get(parameter)) is None or len(target.rows) != 2:
             return None
         return adapted_silu_mul(x, weight, target, self.step)
 

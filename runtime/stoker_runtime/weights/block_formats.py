@@ -16,7 +16,7 @@ from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.gguf_entries import brought_apart
+from stoker_runtime.weights.entries_apart import brought_apart
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 
 KEPT = "gguf"

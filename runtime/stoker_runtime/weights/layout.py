@@ -49,7 +49,7 @@ from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.cpu_order import in_large_pages
 from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, Fp4Experts, IntegerExperts
-from stoker_runtime.weights.routing import piece_rows
+from stoker_runtime.weights.routing import piece_rows, tensors_of
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
 QUANTIZED_AT_ONCE = 1 << 28
@@ -268,8 +268,11 @@ class WeightArena:
         """What rows of a packed matrix are laid out together, and whether it is gate and up in turn: each piece of a
         merged one is laid out by itself.
         """
-        two = parameter.name.endswith("gate_up")
-        pieces = 2 if two else {"qkv": 2 if self.spec.latent else 3}.get(parameter.name.rpartition(".")[2], 1)
+        field = parameter.name.rpartition(".")[2]
+        two = field.endswith("gate_up")
+        pieces = 2 if two else {"qkv": 2 if self.spec.latent else 3}.get(field, 1)
+        if field in ("state_in", "state_gates"):
+            pieces = tensors_of(self.spec, parameter.name)
         gated = two and self.spec.gated and self.spec.activation == "silu" and not self.spec.ffn_bias
         return parameter.shape[0] if gated else math.gcd(*piece_rows(self.spec, parameter, pieces)), gated
 

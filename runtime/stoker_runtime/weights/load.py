@@ -31,6 +31,7 @@ from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
+from stoker_runtime.weights.entries_apart import brought_apart, experts_apart
 from stoker_runtime.weights.fp8_scales import (
     ENCODINGS,
     ScaleCopies,
@@ -41,7 +42,6 @@ from stoker_runtime.weights.fp8_scales import (
     with_scales,
 )
 from stoker_runtime.weights.gguf_decode import make_decoder
-from stoker_runtime.weights.gguf_entries import brought_apart
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import mxfp4
@@ -123,7 +123,8 @@ def _routes(
         if isinstance(spec, HeadSpec) and spec.within:
             entries = {name: entry for name, entry in entries.items() if name.startswith(spec.within)}
             entries = renamed(entries, ((spec.within, "layers.0."),))
-        found, kv_scales = split_kv_scales(with_base(entries, row.base))
+        entries = experts_apart(row, (cut.whole if cut else spec).num_layers, with_base(entries, row.base))
+        found, kv_scales = split_kv_scales(entries)
         vocabulary = Vocabulary.HF
     if cut is not None:
         # The whole checkpoint is checked against the whole model; a part of it then fits the part of the model.

@@ -262,7 +262,7 @@ def rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEnt
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
-    """GGUF's converter has brought all pieces to rows, and `gguf_entries` experts apart."""
+    """GGUF's converter has brought all pieces to rows, and `entries_apart` experts apart."""
     names = _names(spec, parameter)
     if vocabulary is Vocabulary.GGUF:
         return Stored.BY_EXPERT if _is_by_expert(names.gguf) else names.gguf_stored
@@ -300,12 +300,24 @@ def _spoken(names: Names, vocabulary: Vocabulary) -> tuple[str, ...]:
     return names.hf if vocabulary is Vocabulary.HF else names.gguf
 
 
+def tensors_of(spec: ModelSpec, parameter: str) -> int:
+    """How many tensors of a Hugging Face checkpoint a final one is, which stand in it one behind the other; 1 where
+    their rows are brought apart.
+    """
+    names = _names(spec, parameter)
+    return 1 if names.stored is Stored.GROUPED else len(names.hf)
+
+
 def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int, ...]:
     """The rows of each of a final tensor's `pieces` in a checkpoint, as they are stacked here."""
     if pieces == 1:
         return (parameter.shape[0],)
     if spec.latent is not None and parameter.name.endswith(".qkv"):
         return (spec.latent.queries(spec.heads), spec.latent.cached)
+    if (state := spec.recurrent) is not None and parameter.name.endswith(".state_in"):
+        # What is convolved, the gate, and what is learned and forgotten by.
+        sizes = (state.channels, state.inner, state.heads, state.heads)
+        return sizes[:2] if state.gates_apart else sizes
     if pieces == 3 and "experts_" not in parameter.name:
         return (spec.q_size, spec.kv_size, spec.kv_size)
     return (parameter.shape[0] // pieces,) * pieces

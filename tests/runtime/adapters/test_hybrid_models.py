@@ -53,6 +53,14 @@ TARGETS: dict[str, list[dict[str, Any]]] = {
             "layers_to_transform": [0, 3],
         },
     ],
+    "Qwen3_5ForCausalLM": [
+        {"r": 6, "target_modules": [*ATTENTION, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]},
+        {"r": 3, "lora_alpha": 40, "target_modules": ["in_proj_z", "in_proj_a", "down_proj"]},
+    ],
+    "GraniteMoeHybridForCausalLM-dense": [
+        {"r": 5, "lora_alpha": 30, "target_modules": [*ATTENTION, "in_proj", "out_proj", "input_linear"]},
+        {"r": 2, "lora_alpha": 50, "target_modules": ["in_proj", "output_linear"]},
+    ],
     "GPTNeoXForCausalLM": [{"r": 6, "lora_alpha": 40, "target_modules": ["query_key_value", "dense"]}],
 }  # fmt: skip
 

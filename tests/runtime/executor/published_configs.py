@@ -71,6 +71,21 @@ _FAMILIES: dict[str, dict[str, Any]] = {
                   "full_attention_interval": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
                   "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 512,
                   "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "qwen3.5": {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {
+        "head_dim": 256, "full_attention_interval": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10]}}},
+    "qwen3.5moe": {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": {
+        "head_dim": 256, "full_attention_interval": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10]}}},
+    "granite4": {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "attention"],
+                 "position_embedding_type": "nope", "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+                 "num_experts_per_tok": 10, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+                 "attention_multiplier": 0.0078125, "logits_scaling": 16.0, "tie_word_embeddings": True},
     "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True},
     "gptoss": {"architectures": ["GptOssForCausalLM"], "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128,
                "rope_theta": 150000.0, "swiglu_limit": 7.0},
@@ -218,6 +233,10 @@ _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Nemotron-H-47B": ("nemotronh", (8192, 64, 8, 30720, 131072), {"mamba_num_heads": 256, "ssm_state_size": 256}),
     "Nemotron-3-Nano-30B-A3B": ("nemotronh-moe", (2688, 32, 2, 1856, 131072), {"mamba_num_heads": 64}),
     "Qwen3-Next-80B-A3B": ("qwen3next", (2048, 16, 2, 5120, 151936), {}),
+    "Granite-4.0-h-small": ("granite4", (4096, 32, 8, 768, 100352), {
+        "num_local_experts": 72, "shared_intermediate_size": 1536}),
+    "Qwen3.5-9B": ("qwen3.5", (4096, 16, 4, 12288, 248320), {}),
+    "Qwen3.5-35B-A3B": ("qwen3.5moe", (2048, 16, 2, 512, 248320), {}),
     "Falcon-40B": ("falcon", (8192, 128, 8, 32768, 65024), {"num_kv_heads": 8}),
     "gpt-oss-20b": ("gptoss", (2880, 64, 8, 2880, 201088), {"num_local_experts": 32}),
     "gpt-oss-120b": ("gptoss", (2880, 64, 8, 2880, 201088), {"num_local_experts": 128}),

@@ -32,7 +32,8 @@ from stoker_runtime.models.layer_specs.state_spec import SOLVED
 from stoker_runtime.sampling_params import SamplingParams
 from stoker_runtime.step.batch import Batch
 
-HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM", "NemotronHForCausalLM-mixture")
+HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM", "NemotronHForCausalLM-mixture",
+           "GraniteMoeHybridForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM")  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
@@ -207,6 +208,13 @@ def test_a_model_with_states_drafts_for_none(folder: Path) -> None:
         (HYBRIDS[1], {"layer_types": ["linear_attention", "sliding_attention"]}, "'sliding_attention'"),
         (HYBRIDS[1], {"attention_bias": True}, "attention_bias"),
         (HYBRIDS[1], {"linear_num_value_heads": 7, "linear_num_key_heads": 3}, "7 heads"),
+        (HYBRIDS[3], {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
+        (HYBRIDS[3], {"layer_types": ["mamba", "moe", "mamba", "mamba"]}, "4 entries for 4 layers, with 'moe'"),
+        (HYBRIDS[3], {"layer_types": ["mamba", "attention", "mamba"]}, "3 entries for 4 layers, all known"),
+        (HYBRIDS[3], {"mamba_d_head": 7}, "mamba_d_head 7 are not the"),
+        (HYBRIDS[3], {"hidden_act": "gelu"}, "gelu"),
+        (HYBRIDS[5], {"attn_output_gate": False}, "attn_output_gate is false"),
+        (HYBRIDS[5], {"layer_types": ["linear_attention"]}, "layer_types has 1 entries for 5 layers"),
     ],
 )
 def test_settings_that_are_not_understood(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Qwen3-Next from quantized checkpoints: delta nets whose projections lie in groups, attention with a gate and experts,
-in FP8, integers of four bits and NVFP4, with what publishers leave in 16 bits. Weights bit for bit in the decoder's
-order, logits and tokens of transformers on the values that are meant.
+"""Qwen3-Next and Qwen3.5 from quantized checkpoints: delta nets whose projections lie in groups or apart, attention
+with a gate and experts, in FP8, integers of four bits and NVFP4, with what publishers leave in 16 bits. Weights bit for
+bit in the decoder's order, logits and tokens of transformers on the values that are meant.
 """
 
 from __future__ import annotations
@@ -99,12 +99,31 @@ FORMATS: dict[str, Way] = {
 FLOATS = ("fp8-block", "fp8-channel")
 
 
-def write(folder: Path, way: Way) -> tuple[Path, Path]:
+MODELS = {"Qwen3NextForCausalLM": "Qwen3NextConfig", "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig"}
+MERGED = "in_proj_ba"
+LINEARS = tuple(f"in_proj_{each}.weight" for each in ("qkvz", "ba", "qkv", "z", "b", "a"))
+
+
+def apart(settings: Any) -> Any:
+    """Settings that name what Qwen3-Next has in one tensor, of a model that has it in two."""
+    if isinstance(settings, dict):
+        return {key: apart(each) for key, each in settings.items()}
+    if not isinstance(settings, list):
+        return settings
+    names = [[each.replace(MERGED, f"in_proj_{part}") for part in "ba"] if MERGED in str(each) else [each]
+             for each in settings]  # fmt: skip
+    return [each for both in names for each in both]
+
+
+def write(folder: Path, way: Way, row: str = "Qwen3NextForCausalLM") -> tuple[Path, Path]:
     """The checkpoint in `folder/q`, and in `folder/d` a dense one of the values that it stands for."""
     import transformers
 
     sizes, config, quantize, gates_left = way
-    model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes)).float()
+    if row != "Qwen3NextForCausalLM":
+        # Of as many heads as a word has codes.
+        sizes, config = sizes | {"linear_num_value_heads": 8}, apart(config)
+    model = getattr(transformers, row)(getattr(transformers, MODELS[row])(**sizes)).float()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -114,8 +133,8 @@ def write(folder: Path, way: Way) -> tuple[Path, Path]:
     tensors = load_file(folder / "made" / "model.safetensors")
     packed = dict(tensors)
     for name in list(tensors):
-        left = name.endswith("in_proj_ba.weight") and gates_left
-        if not name.endswith(("_proj.weight", "in_proj_qkvz.weight", "in_proj_ba.weight")) or left:
+        left = name.endswith(("in_proj_ba.weight", "in_proj_b.weight", "in_proj_a.weight")) and gates_left
+        if not name.endswith(("_proj.weight", *LINEARS)) or left:
             continue
         parts, tensors[name] = quantize(packed.pop(name))
         packed |= {f"{name.removesuffix('.weight')}.{suffix}": part.contiguous() for suffix, part in parts.items()}
@@ -148,12 +167,13 @@ def assert_rounded(
 
 @pytest.mark.matrix(take=4)
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_logits_and_tokens_are_those_of_the_values(
-    form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers
 
-    quantized, plain = write(tmp_path, FORMATS[form])
+    quantized, plain = write(tmp_path, FORMATS[form], name)
     ours, theirs = load(quantized), load(plain)
     for layer, exact in zip(ours.layers, theirs.layers, strict=True):
         assert layer.mixture is not None

@@ -345,8 +345,7 @@ ROWS: dict[str, Row] = {
 
 
 ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS | ALIBIS).items()}
-# transformers goes through prompts in chunks there, whose sums are others than those of a recurrence.
-ROWS |= {name: Row(*row, limit=2e-3) for name, row in HYBRIDS.items()}
+ROWS |= {name: Row(**row) for name, row in HYBRIDS.items()}
 ROWS |= {name: Row("", changes, plain=kind) for name, (kind, changes) in PLAIN.items()}
 VARIED = {name: Row(**row) for name, row in VARIANTS.items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")

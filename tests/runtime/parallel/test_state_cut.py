@@ -42,11 +42,19 @@ DELTA = EVEN | {
     "linear_num_key_heads": 2, "linear_num_value_heads": 12, "linear_key_head_dim": 10, "linear_value_head_dim": 6,
     "head_dim": 24, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
 }  # fmt: skip
+DENSE_DELTA = {key: value for key, value in DELTA.items() if not key.startswith(("moe_", "shared_"))}
+GRANITE = {
+    "hidden_size": 72, "num_key_value_heads": 2, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_head": 18,
+    "shared_intermediate_size": 28,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "groups": ("NemotronHForCausalLM", MAMBA, 2),
     "shared-group": ("NemotronHForCausalLM-biased", MAMBA | {"n_groups": 2}, 4),
     "key-heads": ("Qwen3NextForCausalLM", DELTA, 2),
     "shared-key-heads": ("Qwen3NextForCausalLM", DELTA, 4),
+    "tensors-apart": ("Qwen3_5MoeForConditionalGeneration", DELTA, 2),
+    "shared-key-heads-apart": ("Qwen3_5ForCausalLM", DENSE_DELTA, 4),
+    "granite": ("GraniteMoeHybridForCausalLM-dense", GRANITE, 4),
 }
 
 

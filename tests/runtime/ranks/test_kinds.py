@@ -42,6 +42,8 @@ DELTA = SHARED | {
     "head_dim": 16,
 }  # fmt: skip
 DELTA_SHARED = DELTA | {"linear_num_key_heads": 2, "linear_conv_kernel_dim": 3}
+DENSE_DELTA = {key: value for key, value in DELTA.items() if not key.startswith(("moe_", "shared_", "num_experts"))}
+GRANITE = EVEN | {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_head": 16, "shared_intermediate_size": 20}
 
 # As published: Q, K and V one behind the other; a KV head's in a group of rows, gate and up in turn.
 BAICHUAN = {"num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 60}
@@ -100,6 +102,9 @@ PHI = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "f
         ("Qwen3NextForCausalLM", 4, 1, DELTA_SHARED, True),
         ("Qwen3NextForCausalLM", 1, 2, {}, False),
         ("Qwen3NextForCausalLM", 2, 2, DELTA_SHARED, False),
+        ("Qwen3_5ForConditionalGeneration", 2, 1, DENSE_DELTA, False),
+        ("Qwen3_5MoeForConditionalGeneration", 2, 2, DELTA_SHARED, True),
+        ("GraniteMoeHybridForCausalLM", 2, 1, GRANITE, False),
     ],
 )
 def test_a_cut_model_of_another_kind_gives_the_tokens_of_the_whole(

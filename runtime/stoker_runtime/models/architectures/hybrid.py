@@ -1,4 +1,5 @@
-"""Rows of decoders whose layers keep, in part, a state in place of a cache: Nemotron-H and Qwen3-Next.
+"""Rows of decoders whose layers keep, in part, a state in place of a cache: Nemotron-H, Granite 4, Qwen3-Next
+and Qwen3.5.
 
 Invariants: pure; a setting that changes the result is read or refused. What a state is,
 `layer_specs/state_spec.py` says.
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.llama import SEEING, granite, text_of
 from stoker_runtime.models.architectures.moe import (
     GGUF_CORRECTION,
     GGUF_DOWN,
@@ -19,6 +21,7 @@ from stoker_runtime.models.architectures.moe import (
     GGUF_ROUTER,
     GGUF_SHARED,
     GGUF_SHARED_DOWN,
+    GRANITE_MOE_NAMES,
     QWEN2_MOE_NAMES,
     corrected_mixture,
     mixture,
@@ -116,7 +119,96 @@ def _check_steps(config: Mapping[str, Any]) -> None:
         )
 
 
+def _granite_hybrid(config: Mapping[str, Any]) -> ModelSpec:
+    """Granite 4: Mamba-2 or attention, behind either a mixture beside an expert for all, or that one alone; Granite's
+    multipliers. Attention rotates only where the configuration says so, and small models have nothing but attention.
+    """
+    key = "layers_block_type" if config.get("layers_block_type") else "layer_types"
+    kinds = [BLOCKS.get(str(each), str(each)) for each in config.get(key) or ()]
+    count = int(config["num_hidden_layers"])
+    unknown = next((each for each in kinds if each not in ("mamba", "attention")), None)
+    if unknown is not None or len(kinds) != count:
+        found = "all known" if unknown is None else f"with {unknown!r}"
+        raise ModelError(
+            f"{key} has {len(kinds)} entries for {count} layers, {found}; it names mamba or attention for each.",
+            param=key,
+        )
+    rotation = config.get("position_embedding_type")
+    if rotation not in (None, "nope", "rope"):
+        raise ModelError(
+            f"position_embedding_type is {rotation!r}, which is not supported; known are rope and nope.",
+            param="position_embedding_type",
+        )
+    _check_steps({**config, "mamba_hidden_act": config.get("hidden_act")})
+    shared = int(config["shared_intermediate_size"])
+    spec = granite({**config, "intermediate_size": shared})
+    if int(config.get("num_local_experts") or 0):
+        spec = replace(spec, moe=mixture(config, "intermediate_size", renormalize=True, shared_ffn=shared))
+    spec = replace(spec, unrotated=frozenset() if rotation == "rope" else frozenset(range(count)))
+    if "mamba" not in kinds:
+        return spec
+    heads = int(config["mamba_n_heads"])
+    inner = int(config["mamba_expand"]) * spec.hidden
+    given = config.get("mamba_d_head", "auto")
+    head_dim = inner // heads if given == "auto" else int(given)
+    if heads * head_dim != inner:
+        raise ModelError(
+            f"mamba_n_heads {heads} of mamba_d_head {head_dim} are not the {inner} that mamba_expand makes of "
+            "hidden_size.",
+            param="mamba_d_head",
+        )
+    state = StateSpec(
+        kind=Mixer.MAMBA2,
+        mixers=tuple(MIXERS[each] for each in kinds),
+        heads=heads,
+        head_dim=head_dim,
+        size=int(config["mamba_d_state"]),
+        groups=int(config["mamba_n_groups"]),
+        taps=int(config["mamba_d_conv"]),
+        conv_bias=bool(config["mamba_conv_bias"]),
+        bias=bool(config["mamba_proj_bias"]),
+    )
+    return _checked(replace(spec, recurrent=state), "mamba")
+
+
 def _qwen3_next(config: Mapping[str, Any]) -> ModelSpec:
+    """Delta nets and gated attention, and a mixture behind either."""
+    moe = mixture(
+        config,
+        "moe_intermediate_size",
+        layers=qwen_sparse_layers(config),
+        renormalize=bool(config.get("norm_topk_prob", True)),
+        shared_ffn=int(config["shared_expert_intermediate_size"]),
+        shared_gate=True,
+    )
+    return replace(_delta_nets(config), moe=moe)
+
+
+def _qwen3_5(config: Mapping[str, Any]) -> ModelSpec:
+    """Qwen3-Next's layers with a feed-forward, of which checkpoints have each projection in a tensor of its own."""
+    config = text_of(config)
+    if not config.get("attn_output_gate", True):
+        raise ModelError("attn_output_gate is false, which is not supported: its attention has a gate.",
+                         param="attn_output_gate")  # fmt: skip
+    return _delta_nets(config)
+
+
+def _qwen3_5_moe(config: Mapping[str, Any]) -> ModelSpec:
+    """The same with a mixture behind each layer, whose experts' shares sum to 1."""
+    text = text_of(config)
+    # No layer has another feed-forward.
+    spec = _qwen3_5({**config, "text_config": {**text, "intermediate_size": text["moe_intermediate_size"]}})
+    moe = mixture(
+        text,
+        "moe_intermediate_size",
+        renormalize=True,
+        shared_ffn=int(text["shared_expert_intermediate_size"]),
+        shared_gate=True,
+    )
+    return replace(spec, moe=moe)
+
+
+def _delta_nets(config: Mapping[str, Any]) -> ModelSpec:
     """Delta nets, and attention with a gate in each `full_attention_interval`-th layer; most norms are 1 + w."""
     refuse(config, "attention_bias", "its attention has no biases")
     count, period = int(config["num_hidden_layers"]), int(config.get("full_attention_interval") or 4)
@@ -138,16 +230,8 @@ def _qwen3_next(config: Mapping[str, Any]) -> ModelSpec:
         groups=int(config["linear_num_key_heads"]),
         taps=int(config["linear_conv_kernel_dim"]),
     )
-    moe = mixture(
-        config,
-        "moe_intermediate_size",
-        layers=qwen_sparse_layers(config),
-        renormalize=bool(config.get("norm_topk_prob", True)),
-        shared_ffn=int(config["shared_expert_intermediate_size"]),
-        shared_gate=True,
-    )
     spec = replace(read_base(config), norm_offset=1.0, qk_norm=QkNorm.HEAD, attention_gate=True)
-    return _checked(replace(spec, moe=moe, recurrent=state), LINEAR)
+    return _checked(replace(spec, recurrent=state), LINEAR)
 
 
 def _checked(spec: ModelSpec, name: str) -> ModelSpec:
@@ -196,6 +280,13 @@ _NEMOTRON_H_TOP = {
     "final_norm": one("backbone.norm_f.weight", "output_norm.weight"),
     "head": one("lm_head.weight", "output.weight"),
 }
+_GRANITE_HYBRID_NAMES = {
+    **GRANITE_MOE_NAMES,
+    **{field: replace(each, hf=(each.hf[0].replace("mixer.", "mamba."),)) for field, each in _STATE.items()},
+    # Without a mixture what is shared is the feed-forward.
+    "gate_up": replace(GRANITE_MOE_NAMES["shared_gate_up"], gguf=LAYER_NAMES["gate_up"].gguf),
+    "down": replace(GRANITE_MOE_NAMES["shared_down"], gguf=LAYER_NAMES["down"].gguf),
+}
 _GATED_QKV = replace(LAYER_NAMES["qkv"], stored=Stored.GROUPED, gguf_stored=Stored.GROUPED)
 _QWEN3_NEXT_NAMES = {
     **QWEN2_MOE_NAMES,
@@ -213,6 +304,25 @@ _QWEN3_NEXT_NAMES = {
     "state_in_alone": one("linear_attn.in_proj_qkvz.weight", stored=Stored.GROUPED),
     "state_gates": one("linear_attn.in_proj_ba.weight", stored=Stored.GROUPED),
 }
+_QWEN3_5_NAMES = {
+    **_QWEN3_NEXT_NAMES,
+    **{
+        field: Names(tuple(f"linear_attn.in_proj_{each}.weight" for each in parts))
+        for field, parts in {
+            "state_in": ("qkv", "z", "b", "a"),
+            "state_in_alone": ("qkv", "z"),
+            "state_gates": ("b", "a"),
+        }.items()
+    },
+    # As published, and as transformers saves what sees; its model of text alone it saves expert by expert.
+    "experts_gate_up_stacked": one("mlp.experts.gate_up_proj"),
+    "experts_down_stacked": one("mlp.experts.down_proj"),
+}
+# Beside what sees are layers that only draft.
+_QWEN3_5_SEEING = SEEING | {"ignored": r"(visual|mtp)\..*"}
+_QWEN_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4
+}  # fmt: skip
 
 HYBRID_ROWS: dict[str, Architecture] = {
     "NemotronHForCausalLM": Architecture(
@@ -226,11 +336,25 @@ HYBRID_ROWS: dict[str, Architecture] = {
         modules="model.",
         layers="backbone.layers.",
     ),
+    "GraniteMoeHybridForCausalLM": Architecture(
+        _granite_hybrid,
+        {"max_position_embeddings": 2048, "embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+        | {"attention_multiplier": 1.0, "logits_scaling": 1.0, "shared_intermediate_size": 1024}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "mamba_n_heads": 128, "mamba_n_groups": 1}
+        | {"mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True}
+        | {"mamba_proj_bias": False},
+        layer_names=_GRANITE_HYBRID_NAMES,
+    ),
     "Qwen3NextForCausalLM": Architecture(
         _qwen3_next,
-        {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
+        _QWEN_DEFAULTS,
         layer_names=_QWEN3_NEXT_NAMES,
         # Layers that only draft.
         ignored=r"mtp\..*",
     ),
+    **{
+        f"{name}For{task}": Architecture(build, _QWEN_DEFAULTS, layer_names=_QWEN3_5_NAMES, **_QWEN3_5_SEEING)
+        for name, build in (("Qwen3_5", _qwen3_5), ("Qwen3_5Moe", _qwen3_5_moe))
+        for task in ("CausalLM", "ConditionalGeneration")
+    },
 }

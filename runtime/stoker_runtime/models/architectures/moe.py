@@ -235,7 +235,7 @@ _QWEN3_VL_NAMES = {
     "experts_gate_up": Names(("mlp.experts.gate_up_proj",), GGUF_GATE_UP, Stored.STACKED_HALVES),
     "experts_down": Names(("mlp.experts.down_proj",), GGUF_DOWN, Stored.STACKED_HALVES),
 }
-_GRANITE_NAMES = {
+GRANITE_MOE_NAMES = {
     **LAYER_NAMES,
     "router": one("block_sparse_moe.router.layer.weight", GGUF_ROUTER),
     "experts_gate_up": Names(("block_sparse_moe.input_linear.weight",), GGUF_GATE_UP, Stored.STACKED),
@@ -303,10 +303,10 @@ MOE_ROWS: dict[str, Architecture] = {
         num_experts=64, num_experts_per_tok=8,
     ),
     "GraniteMoeForCausalLM": _row(
-        _granite_moe, _GRANITE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
+        _granite_moe, GRANITE_MOE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
     ),
     "GraniteMoeSharedForCausalLM": _row(
-        _granite_moe, _GRANITE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
+        _granite_moe, GRANITE_MOE_NAMES, max_position_embeddings=2048, gguf_interleaved=True,
     ),
     "Glm4MoeForCausalLM": _row(
         _glm4, {**LAYER_NAMES, **DEEPSEEK_NAMES, "ffn_norm": POST_ATTENTION}, max_position_embeddings=131072,

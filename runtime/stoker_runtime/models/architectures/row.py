@@ -44,7 +44,7 @@ class Names:
     """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words.
 
     `stored` is of Hugging Face's. GGUF's pieces are rows, or as `gguf_stored` says; of experts, whose number stands for
-    {expert}, there is one tensor for all, which is brought apart (`weights/gguf_entries.py`).
+    {expert}, there is one tensor for all, which is brought apart (`weights/entries_apart.py`).
     """
 
     hf: tuple[str, ...]
@@ -118,6 +118,7 @@ class Architecture:
     `gguf_interleaved`: GGUF files of it store the rows of Q and K for rotation of neighbouring pairs, not of halves.
     `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `modules`,
     unless "", is what the modules of transformers, and so adapters, have in its place. `layers` begins a layer's.
+    `layer_names` may have what a field's tensor of all experts is called, as `_stacked`, where some files have one.
     `ignored` is a regular expression of tensors that say nothing new. Names that begin with the first of a pair in
     `renamed` begin with the second, in this order.
     """

@@ -1,4 +1,4 @@
-"""Brings apart what GGUF's converter puts together: the experts of a layer, and merged queries, keys and values.
+"""Brings apart what files hold together: the experts of a layer, and of GGUF merged queries, keys and values.
 
 Invariants: torch-free and pure; no byte is read. What comes out has the names that the table of architectures speaks
 of, so that nothing after this knows how a file had it. What is already so stays as it is.
@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
+from stoker_runtime.models.architectures.row import Architecture
 from stoker_runtime.models.parameter import Parameter
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import GGUF_LAYERS, Vocabulary, piece_rows, rows_of, tensor_names
@@ -88,3 +89,28 @@ def _split_merged(
     for name, rows in zip(names, sizes, strict=True):
         found[name] = replace(rows_of(entry, first, (rows, *entry.shape[1:])), name=name)
         first += rows
+
+
+def experts_apart(row: Architecture, layers: int, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """`entries` with a tensor `[rows, columns]` for each piece of each expert in the place of one `[E, rows, columns]`
+    for all, whose name the row has as the field's `_stacked`; gate's rows stand before up's. What does not divide so
+    stays, to be named as unknown.
+    """
+    found = dict(entries)
+    for field in ("experts_gate_up", "experts_down"):
+        if (stacked := row.layer_names.get(f"{field}_stacked")) is None:
+            continue
+        pieces = row.layer_names[field].hf
+        for prefix in (f"{row.layers}{layer}." for layer in range(layers)):
+            whole = found.get(f"{prefix}{stacked.hf[0]}")
+            if whole is None or len(whole.shape) != 3 or whole.shape[1] % len(pieces):
+                continue
+            del found[whole.name]
+            _, rows, columns = whole.shape
+            rows //= len(pieces)
+            matrices = replace(whole, shape=(whole.shape[0] * len(pieces), rows, columns))
+            for at in range(matrices.shape[0]):
+                expert, piece = divmod(at, len(pieces))
+                name = f"{prefix}{pieces[piece].format(expert=expert)}"
+                found[name] = replace(rows_of(matrices, at, (1, rows, columns)), name=name, shape=(rows, columns))
+    return found
