@@ -61,8 +61,8 @@ def _warps(block: int) -> int:
 
 
 for _dtype in (BF16, FP16):
-    # Heads of 64 and 128 of delta nets; groups of Mamba-2's from 512 to 2,048.
-    for _block, _first in ((64, False), (128, False), *((512 << i, True) for i in range(3))):
+    # Heads of 64 and 128 of delta nets; groups of Mamba-2's from 512 to 8,192.
+    for _block, _first in ((64, False), (128, False), *((512 << i, True) for i in range(5))):
         register_aot(
             gated_rms_norm_kernel,
             dict.fromkeys(("x", "gate", "weight", "out"), f"*{_dtype}")

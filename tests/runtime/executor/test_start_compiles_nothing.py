@@ -470,7 +470,7 @@ def test_passes_of_a_draft_model_have_precompiled_variants(
     assert not missing, "\n".join(sorted(missing))
 
 
-@pytest.mark.parametrize("model", ["Nemotron-H-8B", "Qwen3-Next-80B-A3B"])
+@pytest.mark.parametrize("model", ["Nemotron-H-8B", "Qwen3-Next-80B-A3B", "Granite-4.0-h-small", "Qwen3.5-9B"])
 def test_tries_of_layers_with_a_state_have_precompiled_variants(model: str, recorder: Recorder, index: Index) -> None:
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype="bfloat16", page_size=64, max_model_len=2048, max_num_seqs=64,
@@ -492,7 +492,7 @@ def test_tries_of_layers_with_a_state_have_precompiled_variants(model: str, reco
     StateCopies(body.states).run(Batch(0, (), state_saves=((0, 64),), state_loads=((65, 3),)))
     launched = recorder.take().values()
     names = {wanted.kernel.partition(".")[2] for wanted in launched}
-    kind = "mamba2" if "Nemotron" in model else "delta"
+    kind = "delta" if "Qwen" in model else "mamba2"
     assert {"try_conv_kernel", f"try_{kind}_kernel", "settle_conv_kernel", f"settle_{kind}_kernel"} <= names
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
