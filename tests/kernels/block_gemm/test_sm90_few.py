@@ -35,7 +35,7 @@ def product(machine: BlockMachine, name: str, m: int, rows: int, columns: int, s
     assert out_space.isnan().all()
 
 
-@pytest.mark.matrix("name", take=2)
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize("tile", sm90_few.TILES, ids=lambda tile: str(tile.tokens))
 @pytest.mark.parametrize("name", sm90_few.FORMATS)
 def test_products_match_the_definition(machine: BlockMachine, name: str, tile: FewTile) -> None:

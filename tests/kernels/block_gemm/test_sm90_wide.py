@@ -76,14 +76,15 @@ def test_clusters_share_the_columns(machine: WideBlockMachine) -> None:
         product(machine, "Q4_K", tile, tokens, rows, 768, split=4)
 
 
-def test_ranges_share_tiles(machine: WideBlockMachine) -> None:
+@pytest.mark.matrix("tile")
+@pytest.mark.parametrize("sms", [2, 5, 12])
+@pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: f"{tile.tokens}x{tile.rows}")
+def test_ranges_share_tiles(machine: WideBlockMachine, tile: WideTile, sms: int) -> None:
     """Fewer half steps than CTAs, ranges that are parts of a tile, that begin in one and end in another."""
-    for tile in sm90_wide.TILES:
-        for sms in (2, 5, 12):
-            machine.sms = sms
-            sm90_wide._clusters.cache_clear()
-            tokens, rows = random.randint(tile.tokens // 2, 2 * tile.tokens), 4 * random.randint(1, 90)
-            product(machine, random.choice(sm90_wide.FORMATS), tile, tokens, rows, 512, split=sm90_wide.RANGES)
+    machine.sms = sms
+    sm90_wide._clusters.cache_clear()
+    tokens, rows = random.randint(tile.tokens // 2, 2 * tile.tokens), 4 * random.randint(1, 90)
+    product(machine, random.choice(sm90_wide.FORMATS), tile, tokens, rows, 512, split=sm90_wide.RANGES)
 
 
 def test_the_choice_fills_the_device() -> None:
@@ -117,26 +118,27 @@ def test_a_token_of_one_column_brings_out_its_weights(machine: WideBlockMachine,
     assert torch.equal(out, by_definition(data, name)[:, at].t().bfloat16())
 
 
-@pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: str(tile.tokens))
-def test_gate_and_up_with_their_activation(machine: WideBlockMachine, tile: WideTile) -> None:
+@pytest.mark.matrix("tile")
+@pytest.mark.parametrize("split", [1, 3, sm90_wide.RANGES])
+@pytest.mark.parametrize("tile", sm90_wide.TILES, ids=lambda tile: f"{tile.tokens}x{tile.rows}")
+def test_gate_and_up_with_their_activation(machine: WideBlockMachine, tile: WideTile, split: int) -> None:
     """Of one piece and of two, by one CTA and by clusters."""
-    for split in (1, 3, sm90_wide.RANGES):
-        half, columns, m = 4 * random.randrange(21, 50, 2), 512, random.randint(65, 150)
-        data = mild_rows("Q4_K", 2 * half, columns)
-        one = in_planes("Q4_K", data, columns)
-        two = tuple(in_planes("Q4_K", part, columns) for part in (data[:half], data[half:]))
-        x = torch.randn(m, columns).bfloat16()
-        gate, up = (x.double() @ by_definition(data, "Q4_K").bfloat16().double().t()).chunk(2, dim=1)
-        want = torch.nn.functional.silu(gate) * up
-        for pieces in ((one,), two):
-            spans = sm90_wide.gated_spans(pieces)
-            assert spans is not None
-            space = torch.full((m + 2, half + 8), float("nan"), dtype=torch.bfloat16)
-            machine.x, machine.out, machine.seed = x, space, random.randrange(1 << 30)
-            out = space[1:-1, 4:-4]
-            sm90_wide.silu_mul(x, *spans, out, tile=tile, split=split)
-            torch.testing.assert_close(out.double(), want, rtol=2.0**-7, atol=2e-4)
-            out.fill_(float("nan"))
-            assert space.isnan().all()
+    half, columns, m = 4 * random.randrange(21, 50, 2), 512, random.randint(65, 150)
+    data = mild_rows("Q4_K", 2 * half, columns)
+    one = in_planes("Q4_K", data, columns)
+    two = tuple(in_planes("Q4_K", part, columns) for part in (data[:half], data[half:]))
+    x = torch.randn(m, columns).bfloat16()
+    gate, up = (x.double() @ by_definition(data, "Q4_K").bfloat16().double().t()).chunk(2, dim=1)
+    want = torch.nn.functional.silu(gate) * up
+    for pieces in ((one,), two):
+        spans = sm90_wide.gated_spans(pieces)
+        assert spans is not None
+        space = torch.full((m + 2, half + 8), float("nan"), dtype=torch.bfloat16)
+        machine.x, machine.out, machine.seed = x, space, random.randrange(1 << 30)
+        out = space[1:-1, 4:-4]
+        sm90_wide.silu_mul(x, *spans, out, tile=tile, split=split)
+        torch.testing.assert_close(out.double(), want, rtol=2.0**-7, atol=2e-4)
+        out.fill_(float("nan"))
+        assert space.isnan().all()
     assert sm90_wide.gated_spans((two[0], in_planes("Q6_K", mild_rows("Q6_K", half, columns), columns))) is None
     assert Span(one, half) in (sm90_wide.gated_spans((one,)) or ())

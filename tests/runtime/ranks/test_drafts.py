@@ -65,6 +65,7 @@ def places_of(model: str, *, tensor_parallel_size: int = 1, pipeline_parallel_si
     check_split(build_spec(read_source(model)), Place(0, tensor_parallel_size, pipeline_parallel_size))
 
 
+@pytest.mark.matrix("method")
 @pytest.mark.parametrize(("tensors", "stages"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 def test_drafts_change_no_answer(method: str, tensors: int, stages: int, ranks: Ranks, tmp_path: Path) -> None:

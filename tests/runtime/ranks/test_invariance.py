@@ -24,6 +24,7 @@ def usual_again() -> Iterator[None]:
     dispatch.demand_invariance(False)
 
 
+@pytest.mark.matrix(take=2)
 @pytest.mark.parametrize(
     ("name", "tensors", "stages", "whole_experts", "dtype"),
     [

@@ -50,6 +50,7 @@ BAICHUAN = {"num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 60
 PHI = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "ff_intermediate_size": 68}
 
 
+@pytest.mark.matrix(take=14)
 @pytest.mark.parametrize(
     ("name", "tensors", "stages", "sizes", "whole_experts"),
     [

@@ -39,6 +39,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     return [[rng.randrange(3, 66) for _ in range(rng.choice([1, 9, 60]))] for _ in range(count)]
 
 
+@pytest.mark.matrix(take=3)
 @pytest.mark.parametrize("form", [*INTEGERS, *FLOATS])
 def test_four_and_eight_bits_give_the_tokens_of_one_rank(form: str, dense: Path, ranks: Ranks, tmp_path: Path) -> None:
     model, _ = integers.write(dense, tmp_path, *(integers.FORMATS | fp4.FORMATS)[form])
@@ -58,6 +59,7 @@ NEAR = 0.7
 ALIKE = 0.97
 
 
+@pytest.mark.matrix(take=3)
 @pytest.mark.parametrize("form", ["block", "compressed-block", "fbgemm", "compressed-channel", "tensor", "int8"])
 def test_eight_bits_on_both_sides_give_nearly_all_first_tokens_of_one_rank(
     form: str, dense: Path, ranks: Ranks, tmp_path: Path
@@ -80,6 +82,7 @@ def test_eight_bits_on_both_sides_give_nearly_all_first_tokens_of_one_rank(
     assert same >= NEAR * len(asked)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("form", ["block", "tensor"])
 def test_prompts_are_scored_in_fp8_as_one_rank_scores_them(
     form: str, dense: Path, ranks: Ranks, tmp_path: Path

@@ -44,6 +44,7 @@ def asked(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, [replace(each, max_tokens=min(each.max_tokens, 24), ignore_eos=True) for each in drawn]
 
 
+@pytest.mark.matrix("name")
 @pytest.mark.parametrize(("tensors", "stages", "hosted"), [(4, 1, 0), (2, 2, 40)])
 @pytest.mark.parametrize("name", MODELS)
 def test_crowding_preemption_and_sleep_change_no_token(

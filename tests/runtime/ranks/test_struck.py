@@ -17,6 +17,7 @@ FAULTS = {"memory": "out of memory", "device": "uncorrectable ECC error", "silen
 PROMISED = 5.0
 
 
+@pytest.mark.matrix("fault")
 @pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_rank_ends_streams_and_server(fault: str, rank: int, tmp_path: Path) -> None:
