@@ -64,7 +64,7 @@ def rehearse_steps(
     logits = body.logits_room(few)
     body.sampler.rehearse(logits, body.row_slots[:few], body.ragged.positions[:few])
     for top in TOPS:
-        token_logprobs(logits, body.ring[:few], top)
+        token_logprobs(logits, body.ring[:few], min(top, logits.shape[1]))
     for each in pages:
         copy_pages(each, each, updates.view(-1)[:2].view(1, 2))
     apply_updates(updates[:1], body.slots.page_table, body.slots.position, body.slots.last_token)
