@@ -92,14 +92,17 @@ def test_each_row_gives_the_tokens_of_its_merged_model(name: str, device: str, t
     base = tmp_path / "base"
     base.mkdir()
     save_random(name, base, **ON_GPU[name] if device == "cuda" else {})
-    prompts = [[rng.randrange(3, 90) for _ in range(rng.choice([3, 17, 33]))] for _ in range(2)]
     loras: list[LoRARequest | None] = [None]
     models = [load_base(base)]
     for number, settings in enumerate(TARGETS[name], 1):
         folder = make_adapter(base, tmp_path / str(number), number, **settings)
         loras.append(LoRARequest(f"adapter {number}", number, str(folder)))
         models.append(merged(base, folder))
-    expected = [greedy(model, prompt, 8) for prompt in prompts for model in models]
+    for _ in range(9):  # a random model may say the same whatever adapts it
+        prompts = [[rng.randrange(3, 90) for _ in range(rng.choice([3, 17, 33]))] for _ in range(2)]
+        expected = [greedy(model, prompt, 8) for prompt in prompts for model in models]
+        if len(set(map(tuple, expected))) == len(expected):
+            break
     assert len(set(map(tuple, expected))) == len(expected), "adapters have to be told apart by their tokens"
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, detokenize=False)
     asked = [({"prompt_token_ids": prompt}, lora) for prompt in prompts for lora in loras]
