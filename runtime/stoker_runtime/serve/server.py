@@ -319,5 +319,5 @@ def find_pooling(config: EngineConfig) -> PoolingSpec | None:
 async def outlast(engine: Mortal) -> None:
     """Return a while after the engine has died: until then whoever asks, a probe too, is told why."""
     error = await engine.died()
-    log.error("%s The server ends in %.1f s, for nothing else brings an engine back.", error.message, MOURNING_SECONDS)
+    log.error("%s The server ends, for nothing else brings an engine back.", error.message)
     await asyncio.sleep(MOURNING_SECONDS)
