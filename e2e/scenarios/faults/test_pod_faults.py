@@ -83,7 +83,7 @@ def restarts(kube: Kube) -> int:
 
 @pytest.mark.parametrize(
     ("name", "number", "first"),
-    # A server whose engine process is dead says so for half a second, then ends: whether it is seen before that is chance.
+    # A server whose engine process is dead says so for a moment, then ends: whether it is seen before that is chance.
     [
         pytest.param("engine process killed", "SIGKILL", "PodRestarting", marks=pytest.mark.ci),
         ("engine hung", "SIGSTOP", "PodNotReady"),
