@@ -269,6 +269,10 @@ _GPT2_NAMES = {
     **with_biases(_GPT2_LINEARS),
     **{name: one(f"{hf}.weight", f"{gguf}.weight", Stored.COLUMNS) for name, (hf, gguf) in _GPT2_LINEARS.items()},
 }
+# How its files, and those of its kin, begin names; what masks is no weight.
+_GPT2_FILES: dict[str, Any] = {
+    "base": "transformer.", "layers": "transformer.h.", "ignored": r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"
+}  # fmt: skip
 _GPT_BIGCODE_NAMES = {
     **_GPT2_NAMES,
     **with_biases({name: _GPT2_LINEARS[name] for name in ("output", "gate_up", "down")}),
@@ -349,9 +353,7 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_positions": 2048, "rotary_dim": 64},
         top_names={**_GPT2_TOP, "head_bias": one("lm_head.bias")},
         layer_names=_GPTJ_NAMES,
-        base="transformer.",
-        layers="transformer.h.",
-        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+        **_GPT2_FILES,
     ),
     "GPT2LMHeadModel": Architecture(
         _gpt2,
@@ -359,9 +361,7 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         | {"n_positions": 1024},
         top_names=_GPT2_TOP,
         layer_names=_GPT2_NAMES,
-        base="transformer.",
-        layers="transformer.h.",
-        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+        **_GPT2_FILES,
     ),
     "GPTBigCodeForCausalLM": Architecture(
         _gpt_bigcode,
@@ -369,8 +369,6 @@ LAYER_NORM_ROWS: dict[str, Architecture] = {
         | {"n_positions": 1024, "multi_query": True},
         top_names=_GPT2_TOP,
         layer_names=_GPT_BIGCODE_NAMES,
-        base="transformer.",
-        layers="transformer.h.",
-        ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+        **_GPT2_FILES,
     ),
 }

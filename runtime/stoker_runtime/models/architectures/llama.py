@@ -35,7 +35,8 @@ def _llama(config: Mapping[str, Any]) -> ModelSpec:
     return replace(read_base(config), qkv_bias=bias, output_bias=bias, ffn_bias=ffn_bias)
 
 
-def _mistral(config: Mapping[str, Any]) -> ModelSpec:
+def windowed(config: Mapping[str, Any]) -> ModelSpec:
+    """All layers look back `sliding_window` tokens, where that is set."""
     spec = read_base(config)
     return replace(spec, windows=(int(config.get("sliding_window") or 0),) * spec.num_layers)
 
@@ -101,11 +102,6 @@ def _smollm3(config: Mapping[str, Any]) -> ModelSpec:
         unrotated=frozenset(layer for layer, each in enumerate(rotates) if not each),
         windows=tuple(window if each else 0 for each in read_layer_types(config, layers, default)),
     )
-
-
-def _phi3(config: Mapping[str, Any]) -> ModelSpec:
-    spec = read_base(config)
-    return replace(spec, windows=(int(config.get("sliding_window") or 0),) * spec.num_layers)
 
 
 def _internlm3(config: Mapping[str, Any]) -> ModelSpec:
@@ -257,7 +253,7 @@ _BAICHUAN = Architecture(
 LLAMA_ROWS: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, {"max_position_embeddings": 2048}, gguf_interleaved=True),
     "MistralForCausalLM": Architecture(
-        _mistral, {"max_position_embeddings": 131072, "sliding_window": 4096}, gguf_interleaved=True
+        windowed, {"max_position_embeddings": 131072, "sliding_window": 4096}, gguf_interleaved=True
     ),
     "Qwen2ForCausalLM": Architecture(_qwen2, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen3ForCausalLM": Architecture(_qwen3, {"max_position_embeddings": 32768, "max_window_layers": 28}),
@@ -269,7 +265,7 @@ LLAMA_ROWS: dict[str, Architecture] = {
     ),
     "Qwen3VLForConditionalGeneration": Architecture(_qwen3_vl, {"max_position_embeddings": 128000}, **SEEING),
     "Phi3ForCausalLM": Architecture(
-        _phi3, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, layer_names=_PHI3_NAMES
+        windowed, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, layer_names=_PHI3_NAMES
     ),
     "GraniteForCausalLM": Architecture(
         granite,

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.llama import text_of
-from stoker_runtime.models.architectures.reading import read_base
+from stoker_runtime.models.architectures.llama import text_of, windowed
 from stoker_runtime.models.architectures.row import Architecture
 from stoker_runtime.models.spec import ModelSpec
 
@@ -27,9 +26,9 @@ def _ministral3(config: Mapping[str, Any]) -> ModelSpec:
     if growth is None or not trained:
         missing = "llama_4_scaling_beta" if growth is None else "original_max_position_embeddings"
         raise ModelError(f"rope_parameters lacks {missing!r}, by which queries of this model grow.", param=missing)
-    spec = read_base(config)
+    spec = windowed(config)
     rope = replace(spec.rope, original_max_position=int(trained), query_growth=float(growth))
-    return replace(spec, rope=rope, windows=(int(config.get("sliding_window") or 0),) * spec.num_layers)
+    return replace(spec, rope=rope)
 
 
 def _mistral3(config: Mapping[str, Any]) -> ModelSpec:
@@ -43,10 +42,7 @@ def _mistral3(config: Mapping[str, Any]) -> ModelSpec:
         )
     # A window of null is none.
     text = {**text_of(config), "sliding_window": own.get("sliding_window", _WINDOWS[kind])}
-    if kind == "ministral3":
-        return _ministral3(text)
-    spec = read_base(text)
-    return replace(spec, windows=(int(text["sliding_window"] or 0),) * spec.num_layers)
+    return _ministral3(text) if kind == "ministral3" else windowed(text)
 
 
 MISTRAL_ROWS: dict[str, Architecture] = {

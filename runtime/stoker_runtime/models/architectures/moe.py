@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures.llama import SEEING, granite, qwen_windows, text_of
+from stoker_runtime.models.architectures.llama import SEEING, granite, qwen_windows, text_of, windowed
 from stoker_runtime.models.architectures.reading import every, read_base, read_layer_types, refuse
 from stoker_runtime.models.architectures.row import (
     LAYER_NAMES,
@@ -87,8 +87,7 @@ def _qwen3_vl(config: Mapping[str, Any]) -> ModelSpec:
 
 def _mixtral(config: Mapping[str, Any]) -> ModelSpec:
     moe = mixture(config, "intermediate_size", renormalize=True)
-    spec = read_base(config)
-    return replace(spec, windows=(int(config.get("sliding_window") or 0),) * spec.num_layers, moe=moe)
+    return replace(windowed(config), moe=moe)
 
 
 def _phimoe(config: Mapping[str, Any]) -> ModelSpec:
@@ -97,7 +96,7 @@ def _phimoe(config: Mapping[str, Any]) -> ModelSpec:
     moe = mixture(config, "intermediate_size", scoring="sparsemixer", jitter=jitter)
     if moe.top_k != 2:
         raise ModelError(f"sparsemixer chooses 2 experts, not {moe.top_k}.", param="num_experts_per_tok")
-    spec = read_base(config)
+    spec = windowed(config)
     scaling = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rope = spec.rope
     if rope.kind != "default":
@@ -117,7 +116,6 @@ def _phimoe(config: Mapping[str, Any]) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
         head_bias=bool(config.get("lm_head_bias", False)),
-        windows=(int(config.get("sliding_window") or 0),) * spec.num_layers,
         moe=moe,
     )
 

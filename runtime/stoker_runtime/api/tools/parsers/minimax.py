@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tools.parsers.tagged_call import TaggedCallParser, quoted
+from stoker_runtime.api.tools.parsers.tagged_call import ParameterTags, TaggedCallParser
 from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 OPEN, CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
-INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
-PARAMETER, PARAMETER_END = '<parameter name="', "</parameter>"
+INVOKE, NAMED = '<invoke name="', '">'
 _NAME = re.compile(r'[^\s<>"]+')
+TAGS = ParameterTags('<parameter name="', _NAME, NAMED, ("</parameter>",), "</invoke>")
 
 
 class MinimaxParser(TaggedCallParser):
@@ -32,7 +32,7 @@ class MinimaxParser(TaggedCallParser):
             while name := (yield from self._invoked()):
                 called = True
                 self._open(name)
-                if (yield from self._parameters()):
+                if (yield from self._parameters(TAGS)):
                     self._close()
             if not called:
                 self._content(source.recorded())
@@ -44,21 +44,4 @@ class MinimaxParser(TaggedCallParser):
         if (yield from source.literal(INVOKE, CLOSE)) != INVOKE:
             return ""
         name = yield from source.run(_NAME)
-        return name if (yield from source.literal('">')) else ""
-
-    def _parameters(self) -> Steps[bool]:
-        """All arguments up to the call's end tag; False when one of them was cut short."""
-        source = self._input
-        while True:
-            yield from source.run(SPACE)
-            if (yield from source.literal(PARAMETER, INVOKE_END)) != PARAMETER:
-                return True
-            key = yield from source.run(_NAME)
-            if not (yield from source.literal('">')):
-                self._arguments(quoted(key))
-                return False
-            self._open_argument(key)
-            complete = bool((yield from source.until((PARAMETER_END,), self._value)))
-            self._close_argument(complete)
-            if not complete:
-                return False
+        return name if (yield from source.literal(NAMED)) else ""

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tools.parsers.tagged_call import TaggedCallParser, quoted
+from stoker_runtime.api.tools.parsers.tagged_call import ParameterTags, TaggedCallParser
 from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_ENDS = "<parameter=", ("\n</parameter>", "</parameter>")
+FUNCTION = "<function="
 _NAME = re.compile(r"[^\s<>]+")
+TAGS = ParameterTags("<parameter=", _NAME, ">", ("\n</parameter>", "</parameter>"), "</function>", lead="\n")
 
 
 class QwenCoderParser(TaggedCallParser):
@@ -38,28 +38,10 @@ class QwenCoderParser(TaggedCallParser):
                 self._content(source.recorded())
                 continue
             self._open(name)
-            if (yield from self._parameters()):
+            if (yield from self._parameters(TAGS)):
                 self._close()
                 yield from source.run(SPACE)
                 yield from source.literal(self.CLOSE)
-
-    def _parameters(self) -> Steps[bool]:
-        """All arguments up to the function's end tag; False when one of them was cut short."""
-        source = self._input
-        while True:
-            yield from source.run(SPACE)
-            if (yield from source.literal(PARAMETER, FUNCTION_END)) != PARAMETER:
-                return True
-            key = yield from source.run(_NAME)
-            if not (yield from source.literal(">")):
-                self._arguments(quoted(key))
-                return False
-            yield from source.literal("\n")
-            self._open_argument(key)
-            complete = bool((yield from source.until(PARAMETER_ENDS, self._value)))
-            self._close_argument(complete)
-            if not complete:
-                return False
 
 
 class SeedParser(QwenCoderParser):

@@ -2,17 +2,35 @@
 
 Invariants: an argument whose schema says string passes on as it comes, escaped; any other is held until its end tag,
 because only the whole shows whether it is JSON (kept as written), a Python literal, or plain text.
-Knows nothing of the tags.
+Knows nothing of any family's tags.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.api.tools.parsers.base import NO_SCHEMAS, Schemas, ToolParser
 from stoker_runtime.api.tools.parsers.literals import literal_json
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTags:
+    """Arguments as `begin` key `named` value and one of `ends`, each; `last` ends the call.
+
+    `key` is what a key consists of, `lead` belongs to the format where a value begins with it.
+    """
+
+    begin: str
+    key: re.Pattern[str]
+    named: str
+    ends: tuple[str, ...]
+    last: str
+    lead: str = ""
 
 
 def quoted(text: str) -> str:
@@ -35,6 +53,24 @@ class TaggedCallParser(ToolParser):
         self._start(name)
         self._schema, self._count = self._schemas.get(name, {}), 0
         self._arguments("{")
+
+    def _parameters(self, tags: ParameterTags) -> Steps[bool]:
+        """All arguments up to the call's end tag; False when one of them was cut short."""
+        source = self._input
+        while True:
+            yield from source.run(SPACE)
+            if (yield from source.literal(tags.begin, tags.last)) != tags.begin:
+                return True
+            key = yield from source.run(tags.key)
+            if not (yield from source.literal(tags.named)):
+                self._arguments(quoted(key))
+                return False
+            yield from source.literal(tags.lead)
+            self._open_argument(key)
+            complete = bool((yield from source.until(tags.ends, self._value)))
+            self._close_argument(complete)
+            if not complete:
+                return False
 
     def _open_argument(self, key: str) -> None:
         """Begin one argument."""
