@@ -66,7 +66,7 @@ MOMENTS: dict[str, Callable[[], bool]] = {
     "the kubelet starts": lambda: started("kubelet"),
     "images are imported": lambda: runs("images import "),
     "the chart is installed": lambda: runs("helm "),
-    "a scenario runs": lambda: runs("stoker_runtime.engine.core"),
+    "a scenario runs": lambda: runs("stoker_runtime.engine"),
 }
 
 

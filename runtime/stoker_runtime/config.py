@@ -145,6 +145,10 @@ class EngineConfig(NodeSettings):
         """Those of them that are on one machine."""
         return self.all_ranks // self.nnodes
 
+    def gpu_of(self, rank: int) -> int:
+        """Which GPU of its machine is that of a rank of this engine."""
+        return (self.data_parallel_rank * self.ranks + rank) % self.local_ranks
+
     def validate(self) -> EngineConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
         choices = [

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "engine"))
 from uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.core import run
+from stoker_runtime.engine.__main__ import main
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 
@@ -27,4 +27,4 @@ def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
 
 
 if __name__ == "__main__":
-    sys.exit(run(build))
+    sys.exit(main(build))

@@ -30,7 +30,7 @@ for name in filter(str.isdigit, os.listdir('/proc')):
         words = open(f'/proc/{{name}}/cmdline').read().split(chr(0))
     except OSError:
         continue
-    if 'stoker_runtime.engine.core' in words:
+    if 'stoker_runtime.engine' in words:
         os.kill(int(name), signal.{signal})
         print(name)
 """

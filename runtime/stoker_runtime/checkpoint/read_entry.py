@@ -17,7 +17,7 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 
 # A gap of so many bytes is copied in about the time that a read of its own would take.
-SMALL_GAP = 16 * 1024
+SMALL_GAP = 64 * 1024
 TOGETHER_BYTES = 1024 * 1024
 
 

@@ -1,7 +1,5 @@
-"""The engine process: builds the executor, then receives requests, steps, and publishes tokens, in one thread.
-
-Started as `python -m stoker_runtime.engine.core` with a pickled `Start` on its standard input, which stays open:
-its end means that the parent died, and the engine exits. Signals of the terminal are the parent's to handle.
+"""What the engine process does: builds the executor, then receives requests, steps, and publishes tokens, in one
+thread. `__main__.py` starts it.
 
 Invariants: a client gets one message per step that concerns it, and one every `HEARTBEAT_SECONDS` otherwise; with
 nothing to do the process sleeps in a poll. A slow or dead client never blocks a step.
@@ -13,18 +11,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import pickle
-import signal
-import sys
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
 import zmq
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine import head_start
 from stoker_runtime.engine.adapters import OFF
 from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
 from stoker_runtime.engine.kv_events import KvEventPublisher
@@ -56,12 +49,13 @@ from stoker_runtime.engine.speculation_log import SpeculationLog
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError, UnsupportedError
 from stoker_runtime.process.heap import return_free_memory
-from stoker_runtime.process.log import set_up
-from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.weights.upload_ahead import UploadAhead
+
+if TYPE_CHECKING:
+    from stoker_runtime.ranks.crew import Crew
 
 HEARTBEAT_SECONDS = 0.5
 READ_SECONDS = 0.01
@@ -316,17 +310,8 @@ def describe_ready(loop: Loop) -> Ready:
     )
 
 
-def run(build: ExecutorFactory) -> int:
-    """The life of the process, from the Start on standard input to the exit status."""
-    # Millions of objects are imported and none is garbage: the collector would only walk them, again and again.
-    gc.disable()
-    start = read_start(sys.stdin.buffer)
-    ahead = head_start.begin(start.config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    name = f"engine {start.config.data_parallel_rank}" if start.config.data_parallel_size > 1 else ""
-    set_up(start.log_level, start.log_json, name)
+def run(start: Start, ahead: UploadAhead | None, build: ExecutorFactory) -> int:
+    """The life of the process that was told `start`, to the exit status. `ahead` is its head start."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, 0)
@@ -381,20 +366,10 @@ def tell_failure(socket: zmq.Socket[bytes], error: StokerError) -> None:
         socket.send_multipart((identity, data))
 
 
-def read_start(stream: BinaryIO) -> Start:
-    """The pickled Start, which comes from the parent through a pipe."""
-    start = pickle.load(stream)
-    if not isinstance(start, Start):
-        raise TypeError(f"the engine process needs a Start on its standard input, not a {type(start).__name__}")
-    return start
-
-
-def build_executor(config: EngineConfig, ahead: UploadAhead | None) -> Executor | PoolingExecutor:
+def build_executor(
+    config: EngineConfig, ahead: UploadAhead | None, crew: Crew | None = None
+) -> Executor | PoolingExecutor:
     """The real executor. Imported here so that a failing import is reported like any failing start."""
     from stoker_runtime.ranks.build import build_model, end_process
 
-    return build_model(config, ahead, on_fault=end_process)
-
-
-if __name__ == "__main__":
-    sys.exit(run(build_executor))
+    return build_model(config, ahead, on_fault=end_process, crew=crew)

@@ -13,13 +13,18 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.cuda_driver import CudaDriver
+from stoker_runtime.errors import ModelError, StokerError
+from stoker_runtime.parallel.place import LEADER
+from stoker_runtime.weights.cuda_driver import CudaDriver, open_context
 from stoker_runtime.weights.upload_ahead import UploadAhead
+
+if TYPE_CHECKING:
+    from stoker_runtime.ranks.crew import Crew
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 GIB = 1024**3
@@ -32,13 +37,34 @@ def begin(config: EngineConfig) -> UploadAhead | None:
     threading.Thread(
         target=read_ahead, args=(weight_files(config.model),), name="stoker-read-ahead", daemon=True
     ).start()
+    if config.device == "cpu":
+        return None
     # Of several ranks, or engines, each reads what it needs of the files, to its own device.
     # In-situ quantization never has the files' 16 bits on the device.
-    if config.device == "cpu" or config.all_ranks > 1 or config.isq != "none":
+    if config.all_ranks > 1 or config.isq != "none":
+        gpu = config.gpu_of(LEADER)
+        threading.Thread(target=open_context, args=(gpu,), name="stoker-context", daemon=True).start()
         return None
     ahead = UploadAhead(uploadable(config.model), lambda *memory: upload_room(config, *memory))
     threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()
     return ahead
+
+
+def begin_ranks(config: EngineConfig) -> Crew | None:
+    """Start the other ranks' processes, which import and meet as this one does; None where there are none.
+
+    None also where they cannot be started: whoever builds the model meets that again.
+    """
+    if config.ranks == 1:
+        return None
+    from stoker_runtime.ranks.build import end_process
+    from stoker_runtime.ranks.crew import Crew
+
+    try:
+        return Crew(config.validate(), on_fault=end_process)
+    except StokerError as error:
+        log.debug("no ranks ahead: %s", error)
+        return None
 
 
 def upload_room(config: EngineConfig, free: int, total: int, files: int) -> int:

@@ -24,7 +24,7 @@ from stoker_runtime.engine.messages import Start
 from stoker_runtime.process.stat import is_stopped
 from stoker_runtime.ranks.watch import STOPPED_SECONDS, WATCH_SECONDS
 
-COMMAND = (sys.executable, "-m", "stoker_runtime.engine.core")
+COMMAND = (sys.executable, "-m", "stoker_runtime.engine")
 # Kept small for the host's memory's sake: the loader's threads would have a heap each, and numpy's BLAS, which serves
 # no request, buffers for as many threads as there are cores. Threads that compute sleep while they have nothing to do:
 # those that spin take the processor from whoever the others wait for.
@@ -52,7 +52,7 @@ class EngineProcess:
         log_json: bool = False,
         command: Sequence[str] = COMMAND,
     ) -> EngineProcess:
-        """Start the process and hand it its configuration. `command` runs `core.run`."""
+        """Start the process and hand it its configuration. `command` runs `__main__.main`."""
         folder = tempfile.mkdtemp(prefix="stoker-")
         endpoint = f"ipc://{folder}/engine"
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, env=ENVIRONMENT | os.environ)

@@ -37,8 +37,7 @@ def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
 
 def open_rank_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """The device of one rank of one of the server's engines. Errors as `open_device`."""
-    own = (config.data_parallel_rank * config.ranks + rank) % config.local_ranks
-    return open_device(config.device, own if config.all_ranks > 1 else None, config.local_ranks)
+    return open_device(config.device, config.gpu_of(rank) if config.all_ranks > 1 else None, config.local_ranks)
 
 
 def open_device(name: str, index: int | None = None, count: int = 1) -> torch.device:

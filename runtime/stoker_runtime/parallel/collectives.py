@@ -13,7 +13,6 @@ Knows nothing of models beyond the shapes that it is given, nor of how ranks are
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,7 +24,7 @@ from torch.nn.functional import pad
 
 from stoker_kernels.all_reduce import NoPeers, PeerSums, RowShares, largest, peer_sums, row_shares
 from stoker_kernels.sampling import PEAK_DIGITS, PEAKS_DTYPE
-from stoker_runtime.errors import ConfigError
+from stoker_runtime.parallel.group import EarlyGroup, open_group
 from stoker_runtime.parallel.place import DEALT, LEADER, Place, dealt_part, even_part, most_dealt
 from stoker_runtime.parallel.store import START_TIMEOUT
 
@@ -35,50 +34,43 @@ log = logging.getLogger(__name__)
 ORDERED_ROWS = 512
 # Bytes of what a rank tells the others in words.
 MOST_WORDS = 1024
-NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0"}
-"""What NCCL is told, whatever the environment says: no multicast of NVLink, which can put all GPUs of a host out of
-service; and every connection at the start, not with the first sum of a size."""
 
 
 class Collectives:
     """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
 
-    def __init__(self, place: Place, device: torch.device, store: Store, *, ordered: bool = False) -> None:
-        """Meet the other ranks through `store`; blocks until all are there.
+    def __init__(
+        self,
+        place: Place,
+        device: torch.device,
+        store: Store,
+        *,
+        ordered: bool = False,
+        early: EarlyGroup | None = None,
+    ) -> None:
+        """Meet the other ranks through `store`, or wait for the group that is coming about there; blocks until all are
+        there.
 
         `ordered`: sums are taken in the order of the ranks, whatever their size.
-        Raises ConfigError in a process that has ranks already: torch's groups are one set a process.
+        Raises ConfigError in a process that has ranks already.
         """
-        if dist.is_initialized():
-            raise ConfigError(
-                "This process has another model on several ranks, or has lost them; close that model, or start another "
-                "process.",
-                param="tensor_parallel_size",
-            )
         self.place = place
         self._device = device
         self._ordered = ordered
         self._quiet = False
-        backend = "nccl" if device.type == "cuda" else "gloo"
         self._store = store
         self._told = 0
         self._peers: PeerSums | None = None
         self.row_shares: RowShares | None = None
         """How ranks share out the rows of long prompts, where they can."""
-        os.environ.update(NCCL)
-        dist.init_process_group(
-            backend,
-            store=self._store,
-            rank=place.rank,
-            world_size=place.world,
-            timeout=START_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
-        groups = [
-            dist.new_group(list(range(first, first + place.tensors)), timeout=START_TIMEOUT)
-            for first in range(0, place.world, place.tensors)
-        ]
-        self._tensors = groups[place.rank // place.tensors]
+        if early is not None:
+            early.wait()
+        else:
+            open_group(place, device, store)
+        # Of one stage, the group of all is the stage's: another communicator costs a start 0.2 s.
+        stages = range(0, place.world, place.tensors) if place.stages > 1 else ()
+        groups = [dist.new_group(list(range(at, at + place.tensors)), timeout=START_TIMEOUT) for at in stages]
+        self._tensors = groups[place.rank // place.tensors] if groups else None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

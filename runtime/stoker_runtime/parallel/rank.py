@@ -17,6 +17,7 @@ from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.decoder import RankDecoder
+from stoker_runtime.parallel.group import EarlyGroup
 from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.sampler import RankSampler
@@ -28,11 +29,21 @@ class Rank:
     """The rank at `place`, which meets the others at `meeting`.
 
     `by_peers`: GPUs that reach each other's memory sum by kernels of their own. `ordered`: sums have one order.
+    `early`: the group of all ranks, where it is coming about already.
     """
 
-    def __init__(self, place: Place, meeting: Meeting, *, by_peers: bool = True, ordered: bool = False) -> None:
+    def __init__(
+        self,
+        place: Place,
+        meeting: Meeting,
+        *,
+        by_peers: bool = True,
+        ordered: bool = False,
+        early: EarlyGroup | None = None,
+    ) -> None:
         self.place = place
         self._meeting = meeting
+        self._early = early
         # Their kernels serve sums up to a size, and round otherwise than a norm that comes by itself.
         self._by_peers = by_peers and not ordered
         self._ordered = ordered
@@ -60,10 +71,10 @@ class Rank:
 
         Raises ConfigError where the leader, on another machine, has not `decided` alike.
         """
-        store = open_store(self._meeting, self.place)
+        store = self._early.store if self._early else open_store(self._meeting, self.place)
         if self.place.nodes > 1:
             agree(store, self.place, {"device": device.type, **decided})
-        self._collectives = Collectives(self.place, device, store, ordered=self._ordered)
+        self._collectives = Collectives(self.place, device, store, ordered=self._ordered, early=self._early)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
             if self.place.stages == 1 and dtype is torch.bfloat16:

@@ -21,22 +21,28 @@ from stoker_runtime.ranks.crew import Crew
 if TYPE_CHECKING:
     from stoker_runtime.executor.executor import Executor
     from stoker_runtime.executor.pooling import PoolingExecutor
+    from stoker_runtime.parallel.group import EarlyGroup
     from stoker_runtime.weights.upload_ahead import UploadAhead
 
 
 def build_model(
-    config: EngineConfig, ahead: UploadAhead | None = None, *, on_fault: Callable[[str], None] | None = None
+    config: EngineConfig,
+    ahead: UploadAhead | None = None,
+    *,
+    on_fault: Callable[[str], None] | None = None,
+    crew: Crew | None = None,
 ) -> Executor | PoolingExecutor:
     """Load the model on all ranks that `config` asks for; errors as `executor.build.build_model`.
 
-    `on_fault` is called when a rank has died or hangs; without one the next step raises EngineDeadError.
+    `on_fault` is called when a rank has died or hangs; without one the next step raises EngineDeadError. `crew` is what
+    was started of the other ranks.
     """
     if config.ranks == 1:
         from stoker_runtime.executor.build import build_model as build_one
 
         return build_one(config, ahead)
     config.validate()
-    return lead(Crew(config, on_fault=on_fault))
+    return lead(crew or Crew(config, on_fault=on_fault))
 
 
 def build_executor(config: EngineConfig) -> Executor:
@@ -55,21 +61,28 @@ def lead(crew: Crew) -> Executor:
 
     Raises EngineError for nodes that do not join, too.
     """
+    early: EarlyGroup | None = None
     try:
         crew.watch()
+        config, place = crew.config, crew.places[LEADER]
+        from stoker_runtime.parallel import group
+
+        if place.nodes == 1:
+            early = group.EarlyGroup.begin(config, place, crew.gather())
         from stoker_runtime.executor.build import build_rank
         from stoker_runtime.parallel.rank import Rank
         from stoker_runtime.ranks.executors import LeadingExecutor
         from stoker_runtime.ranks.longest_step import longest_step
 
-        config = crew.config
         by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
         # Other nodes join meanwhile: importing torch takes longer.
-        rank = Rank(crew.places[LEADER], crew.gather(), by_peers=by_peers, ordered=ordered)
+        rank = Rank(place, crew.gather(), by_peers=by_peers, ordered=ordered, early=early)
         executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
         longest = longest_step(executor.decoder.spec, executor.config)
         crew.ready(on_gpu=executor.device.type == "cuda", longest_step=longest)
     except BaseException:
+        if early is not None:
+            early.give_up()
         crew.close()
         raise
     return executor

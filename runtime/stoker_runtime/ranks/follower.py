@@ -33,6 +33,7 @@ from stoker_runtime.ranks.team import RankStart
 from stoker_runtime.ranks.watch import STOPPED_SECONDS, WATCH_SECONDS
 from stoker_runtime.ranks.wire import IDLE, STOP, Wire
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.weights.cuda_driver import open_context
 
 PR_SET_PDEATHSIG = 1
 
@@ -79,15 +80,21 @@ def end_stopped(parent: int) -> None:
 def follow_leader(start: RankStart) -> None:
     """Build the rank's executor and run what the leader says, until it says stop. Raises what breaks it."""
     ring = Ring(os.open(start.ring, os.O_RDWR), start.readers)
+    config, place = start.config, start.place
+    if config.device != "cpu":
+        threading.Thread(target=open_context, args=(config.gpu_of(place.rank),), daemon=True).start()
+    from stoker_runtime.parallel.group import EarlyGroup
+
+    early = EarlyGroup.begin(config, place, start.meeting) if place.nodes == 1 else None
     from stoker_runtime.executor.build import build_rank
     from stoker_runtime.parallel.adapters import RankAdapters
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
     from stoker_runtime.ranks.sleep import obey
 
-    by_peers, ordered = not start.config.disable_custom_all_reduce, start.config.batch_invariant
-    rank = Rank(start.place, start.meeting, by_peers=by_peers, ordered=ordered)
-    executor = build_rank(start.config, rank, FollowingExecutor)
+    by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
+    rank = Rank(place, start.meeting, by_peers=by_peers, ordered=ordered, early=early)
+    executor = build_rank(config, rank, FollowingExecutor)
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -1,18 +1,21 @@
-"""What of the CUDA driver is needed before torch is there: its first context, memory, and copies from the host.
+"""What of the CUDA driver is needed before torch is there: a device's context, memory, and copies from the host.
 
 Invariants: every call releases the interpreter's lock while it runs, and a status other than success is a DriverError.
-The context is the first device's primary one, which the CUDA runtime, and so torch, takes over.
+The context is the device's primary one, which the CUDA runtime, and so torch, takes over.
 Knows nothing of what is copied.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
+
+log = logging.getLogger(__name__)
 
 
 class DriverError(Exception):
@@ -20,18 +23,18 @@ class DriverError(Exception):
 
 
 class CudaDriver:
-    """The driver with the first device's primary context."""
+    """The driver with a device's primary context."""
 
-    def __init__(self) -> None:
-        """Load the driver and create the context. Raises DriverError."""
+    def __init__(self, device: int = 0) -> None:
+        """Load the driver and create the context of the device of this number. Raises DriverError."""
         try:
             self._library: Any = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise DriverError(f"no CUDA driver: {error}") from error
-        device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        handle, self._context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._call("cuDeviceGet", ctypes.byref(handle), device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
 
     def enter(self) -> None:
         """Make the context the calling thread's: due before any call below."""
@@ -72,3 +75,13 @@ class CudaDriver:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise DriverError(f"{name}: CUDA error {status}")
+
+
+def open_context(device: int) -> None:
+    """Create a device's context, which takes a quarter of a second, before torch asks for it. Nothing where it fails:
+    torch meets that again, and says it.
+    """
+    try:
+        CudaDriver(device)
+    except DriverError as error:
+        log.debug("no context ahead: %s", error)

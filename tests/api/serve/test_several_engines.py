@@ -166,7 +166,7 @@ def test_idle_processes_leave_the_processor_alone(server: tuple[Server, str]) ->
 
 def test_a_dead_engine_ends_the_server_and_says_which(server: tuple[Server, str]) -> None:
     process, _ = server
-    core = "stoker_runtime.engine.core"
+    core = "stoker_runtime.engine"
     engines = [pid for pid in family(process.pid) if core in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(engines) == ENGINES
     os.kill(engines[1], signal.SIGKILL)

@@ -17,7 +17,7 @@ from uniform_executor import UniformAdapters, UniformExecutor, UniformLaunched
 from uniform_sleeper import UniformSleeper
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.core import run
+from stoker_runtime.engine.__main__ import main
 from stoker_runtime.errors import EngineError, ModelError
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.weights.upload_ahead import UploadAhead
@@ -67,4 +67,4 @@ def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
 
 
 if __name__ == "__main__":
-    sys.exit(run(build))
+    sys.exit(main(build))

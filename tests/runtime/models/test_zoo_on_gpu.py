@@ -12,6 +12,9 @@ from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from tests.runtime.models.test_zoo import ROWS, SEED, save_random
 
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -20,7 +23,7 @@ from tests.runtime.models.test_zoo import ROWS, SEED, save_random
         pytest.param(name, kv_dtype, id=f"{name}-{'fp8' if kv_dtype else 'wide'}-kv")
         for name in ROWS
         for kv_dtype in (None, torch.float8_e4m3fn)
-        if kv_dtype is None or name not in (*LATENTS, *MIXTURES)
+        if kv_dtype is None or name not in (*LATENTS, *MIXTURES)  # of others' mixtures, their configurations tell
     ],
 )
 def test_a_gpu_gives_the_logits_of_the_reference(
@@ -34,7 +37,10 @@ def test_a_gpu_gives_the_logits_of_the_reference(
     print(f"seed {SEED}")
     save_random(name, tmp_path)
     rng = random.Random(SEED)
-    dtype = torch.float32 if name in MIXTURES or name in LATENTS else torch.bfloat16
+    routes = build_spec(read_source(str(tmp_path))).moe is not None
+    if routes and kv_dtype is not None:
+        pytest.skip("which experts are chosen depends on how the cache is rounded")
+    dtype = torch.float32 if routes or name in LATENTS else torch.bfloat16
     gpu, host = (
         paged_model(str(tmp_path), dtype=dtype, kv_dtype=kv_dtype, device=torch.device(device))
         for device in ("cuda", "cpu")

@@ -23,10 +23,10 @@ import torch
 from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.errors import EngineDeadError
+from stoker_runtime.errors import ConfigError, EngineDeadError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.process.stat import process_exists
-from stoker_runtime.ranks.build import lead
+from stoker_runtime.ranks.build import build_model, lead
 from stoker_runtime.ranks.crew import Crew
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 
@@ -193,4 +193,17 @@ def test_an_exchange_that_never_answers_is_an_error() -> None:
         with pytest.raises(EngineDeadError, match="no rank has computed"):
             llm.generate_tokens([[1, 2, 3]], [LONG])
     # What the dead ranks left does not keep this process from starting others.
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_start_that_fails_leaves_nothing_to_the_next() -> None:
+    """Ranks have met by then, or are meeting."""
+    others = children(os.getpid())
+    for tensors in (7, 3):
+        with pytest.raises(ConfigError, match=f"tensor_parallel_size is {tensors}"):
+            build_model(replace(TWO_RANKS, tensor_parallel_size=tensors))
+        assert not torch.distributed.is_initialized()
+        assert children(os.getpid()) == others
+    with LLM.over(lead(Crew(TWO_RANKS)), TWO_RANKS) as llm:
+        assert len(llm.generate_tokens([[1, 2, 3]], [replace(LONG, max_tokens=4)])[0]) == 4
     assert not torch.distributed.is_initialized()

@@ -21,7 +21,7 @@ from stoker_runtime.bench.start_mode import PATIENCE_SECONDS, StartFailed, end, 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 POLL_SECONDS = 0.02
 SHOWN_LINES = 15
-API_PROCESS, ENGINE_PROCESS = b"stoker_runtime.serve.api_process", b"stoker_runtime.engine.core"
+API_PROCESS, ENGINE_PROCESS = b"stoker_runtime.serve.api_process", b"stoker_runtime.engine"
 
 
 class Server:

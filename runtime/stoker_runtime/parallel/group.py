@@ -1,0 +1,108 @@
+"""The process group of all ranks, by NCCL on GPUs and by gloo on CPUs, and its coming about while the rest is imported.
+
+NCCL takes half a second to make a communicator, in which Python has nothing to do; a start imports for as long.
+
+Invariants: torch's groups are one set a process. Ranks of one machine begin alike, before anything of their own can
+fail, so that none waits for one that has stopped for another reason; those of several agree on a device first.
+Knows nothing of what ranks exchange. Imports torch alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.parallel.meeting import Meeting
+from stoker_runtime.parallel.place import Place
+from stoker_runtime.parallel.store import START_TIMEOUT, open_store
+
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0"}
+"""What NCCL is told, whatever the environment says: no multicast of NVLink, which can put all GPUs of a host out of
+service; and every connection at the start, not with the first sum of a size."""
+GIVE_UP_SECONDS = 5.0
+
+
+def open_group(place: Place, device: torch.device, store: Store) -> None:
+    """Make the group of all ranks, which meet in `store`; blocks until all are there.
+
+    Raises ConfigError in a process that has one.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "This process has another model on several ranks, or has lost them; close that model, or start another "
+            "process.",
+            param="tensor_parallel_size",
+        )
+    os.environ.update(NCCL)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=START_TIMEOUT,
+        device_id=device if on_gpu else None,
+    )
+
+
+def connect(place: Place, device: torch.device) -> None:
+    """Send something from each GPU to each: NCCL connects two GPUs when one first sends to the other."""
+    dist.all_to_all_single(*torch.zeros((2, place.world), device=device))
+
+
+class EarlyGroup:
+    """`open_group` in a thread of its own."""
+
+    def __init__(self, place: Place, device: torch.device, store: Store) -> None:
+        """Begin."""
+        self.store = store
+        self._place = place
+        self._device = device
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="stoker-group", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def begin(cls, config: EngineConfig, place: Place, meeting: Meeting) -> EarlyGroup | None:
+        """Begin on the device that the rank will have. None where a start will fail for want of GPUs."""
+        device = torch.device("cpu")
+        if config.device != "cpu" and torch.cuda.is_available():
+            if torch.cuda.device_count() < config.local_ranks:
+                return None
+            device = torch.device("cuda", config.gpu_of(place.rank))
+        elif config.device == "cuda":
+            return None
+        return cls(place, device, open_store(meeting, place))
+
+    def wait(self) -> None:
+        """Wait for the group. Raises what `open_group` does."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def give_up(self) -> None:
+        """Leave what came about, of a start that has failed; the other ranks are still there."""
+        # Not to be left within NCCL: the process may go on, or end, which would pull its memory from under it.
+        self._thread.join(GIVE_UP_SECONDS)
+        if self._thread.is_alive() or not dist.is_initialized():
+            return
+        if self._device.type == "cuda":
+            dist.distributed_c10d._abort_process_group()  # waits for nobody, as `destroy_process_group` would
+        else:
+            dist.destroy_process_group()
+
+    def _run(self) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            open_group(self._place, self._device, self.store)
+            if self._device.type == "cuda" and self._place.stages == 1:
+                connect(self._place, self._device)
+        except BaseException as error:
+            self._failure = error
