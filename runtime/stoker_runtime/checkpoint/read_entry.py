@@ -16,7 +16,8 @@ import numpy as np
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 
-# A gap of so many bytes is copied in about the time that a read of its own would take.
+# A gap of so many bytes is copied, from the pages that another rank needs anyway, in about the time that a read of its
+# own would take: 6 µs where many threads take turns with Python's lock.
 SMALL_GAP = 64 * 1024
 TOGETHER_BYTES = 1024 * 1024
 

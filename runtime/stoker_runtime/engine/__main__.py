@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from stoker_runtime.engine import head_start
 from stoker_runtime.engine.messages import Start
+from stoker_runtime.process.exit_status import leave
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 
@@ -52,4 +53,4 @@ def read_start(stream: BinaryIO) -> Start:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

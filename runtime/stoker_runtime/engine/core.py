@@ -19,7 +19,7 @@ import zmq
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.adapters import OFF
-from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
+from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory, PoolingExecutor
 from stoker_runtime.engine.kv_events import KvEventPublisher
 from stoker_runtime.engine.messages import (
     Abort,
@@ -44,7 +44,6 @@ from stoker_runtime.engine.messages import (
 )
 from stoker_runtime.engine.outbound import split_by_client, step_message
 from stoker_runtime.engine.pooling_loop import PoolingLoop
-from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.speculation_log import SpeculationLog
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError, UnsupportedError

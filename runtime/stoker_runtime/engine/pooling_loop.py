@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.pooling_protocol import PoolingExecutor, PoolLaunched
+from stoker_runtime.engine.executor_protocol import PoolingExecutor, PoolLaunched
 from stoker_runtime.errors import EngineError, RequestError
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.request import EngineStats, FinishReason, PoolingParams, Request

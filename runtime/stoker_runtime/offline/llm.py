@@ -22,8 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.executor_protocol import Executor
-from stoker_runtime.engine.pooling_protocol import PoolingExecutor
+from stoker_runtime.engine.executor_protocol import Executor, PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.fetch.by_name import located

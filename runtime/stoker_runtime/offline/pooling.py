@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.executor_protocol import PoolingExecutor
 from stoker_runtime.engine.pooling_loop import PoolingLoop
-from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
 from stoker_runtime.offline.progress_line import Progress

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from stoker_kernels.all_reduce import NoPeers, PeerSums, RowShares, largest, peer_sums, row_shares
 from stoker_kernels.sampling import PEAK_DIGITS, PEAKS_DTYPE
-from stoker_runtime.parallel.group import EarlyGroup, open_group
+from stoker_runtime.parallel.group import open_group
 from stoker_runtime.parallel.place import DEALT, LEADER, Place, dealt_part, even_part, most_dealt
 from stoker_runtime.parallel.store import START_TIMEOUT
 
@@ -46,10 +46,9 @@ class Collectives:
         store: Store,
         *,
         ordered: bool = False,
-        early: EarlyGroup | None = None,
+        has_met: bool = False,
     ) -> None:
-        """Meet the other ranks through `store`, or wait for the group that is coming about there; blocks until all are
-        there.
+        """Meet the other ranks through `store`, unless all of them have; blocks until they are there.
 
         `ordered`: sums are taken in the order of the ranks, whatever their size.
         Raises ConfigError in a process that has ranks already.
@@ -63,9 +62,7 @@ class Collectives:
         self._peers: PeerSums | None = None
         self.row_shares: RowShares | None = None
         """How ranks share out the rows of long prompts, where they can."""
-        if early is not None:
-            early.wait()
-        else:
+        if not has_met:
             open_group(place, device, store)
         # Of one stage, the group of all is the stage's: another communicator costs a start 0.2 s.
         stages = range(0, place.world, place.tensors) if place.stages > 1 else ()

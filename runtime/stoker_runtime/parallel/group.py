@@ -2,8 +2,7 @@
 
 NCCL takes half a second to make a communicator, in which Python has nothing to do; a start imports for as long.
 
-Invariants: torch's groups are one set a process. Ranks of one machine begin alike, before anything of their own can
-fail, so that none waits for one that has stopped for another reason; those of several agree on a device first.
+Invariants: torch's groups are one set a process.
 Knows nothing of what ranks exchange. Imports torch alone.
 """
 
@@ -25,7 +24,6 @@ from stoker_runtime.parallel.store import START_TIMEOUT, open_store
 NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0"}
 """What NCCL is told, whatever the environment says: no multicast of NVLink, which can put all GPUs of a host out of
 service; and every connection at the start, not with the first sum of a size."""
-GIVE_UP_SECONDS = 5.0
 
 
 def open_group(place: Place, device: torch.device, store: Store) -> None:
@@ -52,16 +50,21 @@ def open_group(place: Place, device: torch.device, store: Store) -> None:
 
 
 def connect(place: Place, device: torch.device) -> None:
-    """Send something from each GPU to each: NCCL connects two GPUs when one first sends to the other."""
+    """Send something from each GPU to each: two are connected when one first sends to the other, which takes 0.1 s."""
     dist.all_to_all_single(*torch.zeros((2, place.world), device=device))
 
 
 class EarlyGroup:
-    """`open_group` in a thread of its own."""
+    """`open_group` in a thread of its own, of a process that ends where a start fails: the thread may wait for ever
+    then, for ranks that are gone.
+
+    It holds nothing of the group once that has been waited for: a store that goes after its group would look into a
+    file that may be another's by then.
+    """
 
     def __init__(self, place: Place, device: torch.device, store: Store) -> None:
         """Begin."""
-        self.store = store
+        self._store: Store | None = store
         self._place = place
         self._device = device
         self._failure: BaseException | None = None
@@ -80,28 +83,23 @@ class EarlyGroup:
             return None
         return cls(place, device, open_store(meeting, place))
 
-    def wait(self) -> None:
-        """Wait for the group. Raises what `open_group` does."""
+    def wait(self) -> Store:
+        """Wait for the group; where the ranks have met, which is for the caller to let go. Raises what `open_group`
+        does.
+        """
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-
-    def give_up(self) -> None:
-        """Leave what came about, of a start that has failed; the other ranks are still there."""
-        # Not to be left within NCCL: the process may go on, or end, which would pull its memory from under it.
-        self._thread.join(GIVE_UP_SECONDS)
-        if self._thread.is_alive() or not dist.is_initialized():
-            return
-        if self._device.type == "cuda":
-            dist.distributed_c10d._abort_process_group()  # waits for nobody, as `destroy_process_group` would
-        else:
-            dist.destroy_process_group()
+        store, self._store = self._store, None
+        assert store is not None, "one rank waits once"
+        return store
 
     def _run(self) -> None:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            open_group(self._place, self._device, self.store)
+            assert self._store is not None, "the group is waited for once it is there"
+            open_group(self._place, self._device, self._store)
             if self._device.type == "cuda" and self._place.stages == 1:
                 connect(self._place, self._device)
         except BaseException as error:

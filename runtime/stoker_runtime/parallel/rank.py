@@ -71,10 +71,11 @@ class Rank:
 
         Raises ConfigError where the leader, on another machine, has not `decided` alike.
         """
-        store = self._early.store if self._early else open_store(self._meeting, self.place)
+        early, self._early = self._early, None
+        store = early.wait() if early else open_store(self._meeting, self.place)
         if self.place.nodes > 1:
             agree(store, self.place, {"device": device.type, **decided})
-        self._collectives = Collectives(self.place, device, store, ordered=self._ordered, early=self._early)
+        self._collectives = Collectives(self.place, device, store, ordered=self._ordered, has_met=early is not None)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
             if self.place.stages == 1 and dtype is torch.bfloat16:

@@ -8,8 +8,10 @@ Knows nothing of what a process does.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from stoker_runtime.errors import ConfigError, StokerError
 
@@ -17,6 +19,17 @@ FAILED = 1
 BAD_CONFIGURATION = 2
 FORCED_EXIT = 1
 """Of a process that was ended before its work was."""
+
+
+def leave(status: int) -> NoReturn:
+    """End the process; at once where it has failed: a thread may wait within NCCL or gloo then, for ranks that are
+    gone, and an ordinary end would pull its memory from under it.
+    """
+    if status:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(0)
 
 
 def run_until_exit(served: Coroutine[Any, Any, int], what: str) -> int:

@@ -67,7 +67,7 @@ def lead(crew: Crew) -> Executor:
         config, place = crew.config, crew.places[LEADER]
         from stoker_runtime.parallel import group
 
-        if place.nodes == 1:
+        if place.nodes == 1 and crew.owns_process:
             early = group.EarlyGroup.begin(config, place, crew.gather())
         from stoker_runtime.executor.build import build_rank
         from stoker_runtime.parallel.rank import Rank
@@ -81,8 +81,6 @@ def lead(crew: Crew) -> Executor:
         longest = longest_step(executor.decoder.spec, executor.config)
         crew.ready(on_gpu=executor.device.type == "cuda", longest_step=longest)
     except BaseException:
-        if early is not None:
-            early.give_up()
         crew.close()
         raise
     return executor

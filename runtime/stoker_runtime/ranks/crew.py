@@ -79,6 +79,11 @@ class Crew:
         """The other ranks' processes on this machine, in their order."""
         return self._team.pids
 
+    @property
+    def owns_process(self) -> bool:
+        """Whether this process is there for the ranks alone, and ends with them."""
+        return self._on_fault is not None
+
     def watch(self) -> None:
         """Begin to watch. Until `ready` only a death counts."""
         threading.Thread(target=self._watch, name="stoker-ranks", daemon=True).start()

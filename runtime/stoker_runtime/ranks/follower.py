@@ -24,7 +24,7 @@ from typing import cast
 
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.parallel.adapter_order import AdapterOrder
-from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
+from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED, leave
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.process.stat import is_stopped
@@ -113,4 +113,4 @@ def follow_leader(start: RankStart) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -14,6 +14,7 @@ from tests.runtime.models.test_zoo import ROWS, SEED, save_random
 
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.layer_specs.state_spec import Mixer
 
 
 @pytest.mark.gpu
@@ -32,15 +33,18 @@ def test_a_gpu_gives_the_logits_of_the_reference(
     """Every kind of layer through the kernels: whole prompts, decodes, and chunks among decodes.
 
     In bf16; mixtures in fp32 throughout, as rounding decides between experts that a random router holds for equal, and
-    another expert is another result. Latents are kept in 16 or 32 bits, which a start says.
+    another expert is another result. So are gated delta rules, of which the reference itself is up to 0.22 off in bf16.
+    Latents are kept in 16 or 32 bits, which a start says.
     """
     print(f"seed {SEED}")
     save_random(name, tmp_path)
     rng = random.Random(SEED)
-    routes = build_spec(read_source(str(tmp_path))).moe is not None
-    if routes and kv_dtype is not None:
-        pytest.skip("which experts are chosen depends on how the cache is rounded")
-    dtype = torch.float32 if routes or name in LATENTS else torch.bfloat16
+    spec = build_spec(read_source(str(tmp_path)))
+    deltas = spec.recurrent is not None and spec.recurrent.kind is Mixer.GATED_DELTA
+    exact = spec.moe is not None or deltas or name in LATENTS
+    if exact and kv_dtype is not None:
+        pytest.skip("a cache in 8 bits is a rounding, too")
+    dtype = torch.float32 if exact else torch.bfloat16
     gpu, host = (
         paged_model(str(tmp_path), dtype=dtype, kv_dtype=kv_dtype, device=torch.device(device))
         for device in ("cuda", "cpu")

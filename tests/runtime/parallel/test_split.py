@@ -233,7 +233,7 @@ def test_a_step_s_memory_counts_the_shards_of_logits(tensors: int, monkeypatch: 
 
 # Columns of `down` lie further apart than what is read together with its gaps; those of `o` are few.
 WIDE: dict[str, Any] = {
-    "vocab_size": 5003, "hidden_size": 48, "intermediate_size": 20_040, "num_hidden_layers": 3,
+    "vocab_size": 5003, "hidden_size": 48, "intermediate_size": 36_024, "num_hidden_layers": 3,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6, "max_position_embeddings": 64,
     "tie_word_embeddings": False, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "torch_dtype": "float32", "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",

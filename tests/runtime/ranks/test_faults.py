@@ -196,8 +196,21 @@ def test_an_exchange_that_never_answers_is_an_error() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_a_server_whose_ranks_cannot_share_the_model_ends_with_the_reason() -> None:
+    """While they meet."""
+    from tests.runtime.ranks.server import Server
+
+    server = Server("shape:tiny", "--device", "cpu", "--tensor-parallel-size", "3")
+    try:
+        assert server.exit_status(PATIENCE) == 2
+    finally:
+        server.close()
+    assert "tensor_parallel_size is 3" in server.log
+    assert "Traceback" not in server.log
+    assert "terminate called" not in server.log
+
+
 def test_a_start_that_fails_leaves_nothing_to_the_next() -> None:
-    """Ranks have met by then, or are meeting."""
     others = children(os.getpid())
     for tensors in (7, 3):
         with pytest.raises(ConfigError, match=f"tensor_parallel_size is {tensors}"):
