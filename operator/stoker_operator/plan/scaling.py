@@ -107,8 +107,12 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
         return _active("False", "ScaledToZero", "The workload's scale is 0, which autoscalers leave alone.")
     if not observed.rollout.ready:
         return _active("False", "NoPodReady", "No pod is ready, so none has a queue to go by.")
-    own = f"The built-in adapter: {observed.metrics_api}. " if observed.metrics_api and scaling.engine == "HPA" else ""
-    return _active("False", "SeriesMissing", f"{verdict.get('message', '')}. {own}{_ADVICE}")
+    message = verdict.get("message", "")
+    if scaling.engine == "KEDA":
+        advice = f"Does {settings.prometheus_url} answer KEDA? See: kubectl describe scaledobject {service.name}"
+        return _active("False", "SeriesMissing", f"{message}. {advice}")
+    own = f"The built-in adapter: {observed.metrics_api}. " if observed.metrics_api else ""
+    return _active("False", "SeriesMissing", f"{message}. {own}{_ADVICE}")
 
 
 def _follows(least: int, most: int, said: Mapping[str, Object]) -> str:

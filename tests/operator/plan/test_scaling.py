@@ -142,6 +142,13 @@ def test_the_condition_of_keda(world: Any) -> None:
     there.settings = Settings(prometheus_url="http://prom")
     there.children["ScaledObject", "demo"] = autoscaler(Ready=("True", "ScaledObjectReady", ""))
     assert condition(there).reason == "SeriesFound"
+    broken = ("False", "ScaledObjectCheckFailed", "Triggers defined in ScaledObject are not working correctly")
+    there.children["ScaledObject", "demo"] = autoscaler(Ready=broken)
+    found = condition(there)
+    assert found.reason == "SeriesMissing"
+    assert "Triggers defined in ScaledObject" in found.message
+    assert "http://prom" in found.message
+    assert "custom.metrics" not in found.message
 
 
 def test_without_a_ready_pod_there_is_nothing_to_go_by(world: Any) -> None:
