@@ -37,14 +37,15 @@ _KUBERNETES_FLAGS = (
 
 @dataclass(frozen=True)
 class Binary:
-    """One binary: the module in `tools/` that pins it, its package, linker flags, and whether it may link to nothing
-    of the machine, because it is all there is in an image.
+    """One binary: the module in `tools/` that pins it, its package, linker flags, whether it may link to nothing of the
+    machine, because it is all there is in an image, and the build tags, which leave out what nobody needs.
     """
 
     part: str
     package: str
     flags: str = ""
     static: bool = False
+    tags: str = ""
 
 
 _KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
@@ -70,6 +71,11 @@ BINARIES: dict[str, Binary] = {
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "-X sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0"),
     "epp": Binary("epp", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp"),
+    "keda-operator": Binary("keda", "github.com/kedacore/keda/v2/cmd/operator"),
+    "keda-adapter": Binary("keda", "github.com/kedacore/keda/v2/cmd/adapter"),
+    "prometheus": Binary(
+        "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", tags="remove_all_sd,enable_kubernetes_sd"
+    ),
     "pause": Binary("pause", ".", static=True),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane", static=True),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw", static=True),
@@ -165,6 +171,7 @@ def _build_one(go: str, part: str, name: str, flags: str) -> None:
         "-mod=readonly",
         "-ldflags",
         f"-s -w {flags}".strip(),
+        f"-tags={BINARIES[name].tags}",
         "-o",
         str(staged),
         BINARIES[name].package,

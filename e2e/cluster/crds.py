@@ -27,7 +27,8 @@ class Module:
 _MONITORING = "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml"
 _GATEWAY = ("backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants")
 _LWS = ("sigs.k8s.io/lws@v0.9.0", "h1:DcJCgxjjoGOx//QHZkeKpyiblxYq70aCRZNYSfykWyI=")
-_GROUPS = "config/crd/bases/{}.yaml"
+_BASES = "config/crd/bases/{}.yaml"
+_KEDA = ("github.com/kedacore/keda/v2@v2.21.0", "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=")
 MODULES = {
     "gateway": Module(
         "sigs.k8s.io/gateway-api@v1.6.1",
@@ -59,14 +60,21 @@ MODULES = {
         "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
         tuple(_MONITORING.format(plural) for plural in ("podmonitors", "prometheusrules")),
     ),
-    "keda": Module(
-        "github.com/kedacore/keda/v2@v2.21.0",
-        "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
-        ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    "keda": Module(*_KEDA, (_BASES.format("keda.sh_scaledobjects"),)),
+    # What its operator follows beside them.
+    "keda-beside": Module(
+        *_KEDA,
+        tuple(
+            _BASES.format(name)
+            for name in (
+                "keda.sh_scaledjobs", "keda.sh_triggerauthentications", "keda.sh_clustertriggerauthentications",
+                "eventing.keda.sh_cloudeventsources", "eventing.keda.sh_clustercloudeventsources",
+            )
+        ),
     ),
-    "groups": Module(*_LWS, (_GROUPS.format("leaderworkerset.x-k8s.io_leaderworkersets"),)),
+    "groups": Module(*_LWS, (_BASES.format("leaderworkerset.x-k8s.io_leaderworkersets"),)),
     # What their controller follows beside them.
-    "groups-beside": Module(*_LWS, (_GROUPS.format("disaggregatedset.x-k8s.io_disaggregatedsets"),)),
+    "groups-beside": Module(*_LWS, (_BASES.format("disaggregatedset.x-k8s.io_disaggregatedsets"),)),
     # What has an API server ask it, and changes to that, first of what changes objects, then of what checks them.
     "groups-webhooks": Module(
         *_LWS, tuple(f"config/webhook/{name}.yaml" for name in ("manifests", "mutating-patch", "validating-patch"))

@@ -29,6 +29,7 @@ PACKAGES = {
     "openssl": "openssl",
     "dockerd": "docker.io",
     "debootstrap": "debootstrap",
+    "qemu-aarch64-static": "qemu-user-static",
 }
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")

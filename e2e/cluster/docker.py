@@ -74,11 +74,22 @@ class Docker:
         """Whether this machine runs a daemon."""
         return shutil.which("docker") is not None and self._answers()
 
-    def build(self, file: Path, tag: str, *, context: Path, target: str = "", arguments: Mapping[str, str] | None = None
-              ) -> None:  # fmt: skip
-        """Build an image. Raises StartError with the end of the build's output."""
+    def build(
+        self,
+        file: Path,
+        tag: str,
+        *,
+        context: Path,
+        target: str = "",
+        arguments: Mapping[str, str] | None = None,
+        platform: str = "",
+    ) -> None:
+        """Build an image, for this machine or another `platform`, which an emulator runs then. Raises StartError with
+        the end of the build's output.
+        """
         command = ["build", f"--file={file}", f"--tag={tag}", *self.build_flags()]
         command += [f"--target={target}"] if target else []
+        command += [f"--platform={platform}"] if platform else []
         command += [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
         started = time.monotonic()
         self._docker(*command, str(context), seconds=_BUILD_SECONDS)
@@ -92,9 +103,10 @@ class Docker:
         """(the client, the variables by which it finds the daemon), for who calls docker himself."""
         return self._client(), self._environment()
 
-    def try_container(self, image: str) -> None:
-        """Run a container of an image that is here. Raises StartError."""
-        self._docker("run", "--rm", "--network=none", image, "true")
+    def try_container(self, image: str, *words: str, entrypoint: str = "") -> str:
+        """Run a container of an image that is here; what it printed. Raises StartError."""
+        flags = [f"--entrypoint={entrypoint}"] if entrypoint else []
+        return self._docker("run", "--rm", "--network=none", *flags, image, *(words or ("true",)))
 
     def save(self, tags: Sequence[str], archive: Path) -> None:
         """Write images as one docker-archive."""
@@ -105,20 +117,24 @@ class Docker:
         """The size of an image's unpacked layers, in 10^6 bytes."""
         return round(int(self._docker("image", "inspect", "--format={{.Size}}", tag)) / 1e6)
 
-    def ensure_base(self, name: str) -> bool:
-        """Have the base image `name`: from here, from a registry, else made. True when it is a made one."""
+    def ensure_base(self, name: str, architecture: str = "") -> bool:
+        """Have the base image `name`: from here, from a registry, else made. True when it is a made one.
+
+        `architecture` is Debian's word for another one than this machine's; a daemon has images of one at a time.
+        """
+        platform = [f"--platform=linux/{architecture}"] if architecture else []
         label = "{{index .Config.Labels `stoker.stand-in`}}"
         if self._succeeds("image", "inspect", name):
             return self._docker("image", "inspect", f"--format={label}", name).strip() == "true"
-        if self._succeeds("pull", "--quiet", name):
+        if self._succeeds("pull", "--quiet", *platform, name):
             return False
         self._say(f"images: no registry serves {name}; making a base image of that name with debootstrap")
-        root = self._debootstrap()
+        root = self._debootstrap(architecture)
         changes = [
             "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LABEL stoker.stand-in=true",
         ]
-        command = [self._client(), "import", *[f"--change={change}" for change in changes], "-", name]
+        command = [self._client(), "import", *platform, *[f"--change={change}" for change in changes], "-", name]
         with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as pack:
             done = subprocess.run(command, stdin=pack.stdout, env=self._environment(), capture_output=True, text=True)
         shutil.rmtree(root)
@@ -126,7 +142,7 @@ class Docker:
             raise StartError(f"docker import: {done.stderr.strip()}")
         return True
 
-    def _debootstrap(self) -> Path:
+    def _debootstrap(self, architecture: str) -> Path:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         if version not in RELEASES:
             raise StartError(f"no Debian release brings Python {version}; run this with one of {', '.join(RELEASES)}")
@@ -134,7 +150,9 @@ class Docker:
         root = self._layout.cache / "base"
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
-        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", RELEASES[version], str(root), MIRROR]
+        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}"]
+        command += [f"--arch={architecture}"] if architecture else []
+        command += [RELEASES[version], str(root), MIRROR]
         try:
             status, output = _output(command)
         finally:

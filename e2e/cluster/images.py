@@ -57,9 +57,9 @@ def lending() -> bool:
     return bool(os.environ.get("STOKER_E2E_LEND"))
 
 
-def ensure_base(docker: Docker) -> bool:
+def ensure_base(docker: Docker, architecture: str = "") -> bool:
     """Have the base image. True when what is built on it must be lent packages. Raises StartError, MissingCommand."""
-    return docker.ensure_base(f"docker.io/library/python:{_python()}") or lending()
+    return docker.ensure_base(f"docker.io/library/python:{_python()}", architecture) or lending()
 
 
 def check_base(docker: Docker) -> None:
@@ -72,16 +72,27 @@ def build(docker: Docker) -> Images:
     """Build all of them. Raises StartError, MissingCommand."""
     tag, python = version(), {"PYTHON": _python()}
     lent = ensure_base(docker)
-    operator, runtime, hub = (f"stoker/{name}:{tag}" for name in ("operator", "runtime", "e2e-hub"))
-    docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT, arguments=python)
-    if (size := docker.megabytes(operator)) > _OPERATOR_MEGABYTES:
-        raise StartError(f"{operator} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
+    operator = build_operator(docker)
+    runtime, hub = (f"stoker/{name}:{tag}" for name in ("runtime", "e2e-hub"))
     target, arguments = _lending(lent)
     docker.build(
         ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=python | arguments
     )
     _build_hub(docker, hub, python)
     return Images(operator, runtime, hub, {Path(sysconfig.get_path("purelib")): PACKAGES} if lent else {})
+
+
+def build_operator(docker: Docker, architecture: str = "") -> str:
+    """Build the operator's, for this machine's processor or another one, which an emulator runs then; its name.
+
+    The base image has to be there. Raises StartError, MissingCommand.
+    """
+    name, platform = f"stoker/operator:{version()}", f"linux/{architecture}" if architecture else ""
+    file, python = ROOT / "images" / "operator.Dockerfile", {"PYTHON": _python()}
+    docker.build(file, name, context=ROOT, arguments=python, platform=platform)
+    if (size := docker.megabytes(name)) > _OPERATOR_MEGABYTES:
+        raise StartError(f"{name} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
+    return name
 
 
 def _lending(lent: bool) -> tuple[str, dict[str, str]]:

@@ -90,7 +90,15 @@ async def adapter(release: tuple[Cluster, Settings], monkeypatch: pytest.MonkeyP
     yield serving
     await serving.close()
     # A TLS connection ends when both sides said so, for which the loop has to live.
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(30):
+        while is_connected(release[1].metrics_adapter_port):
+            await asyncio.sleep(0.05)
+
+
+def is_connected(port: int) -> bool:
+    """Whether a connection to a port of loopback has an open end here: established, or closed by the other side."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] in ("01", "08") for row in rows)
 
 
 @pytest.fixture
