@@ -113,7 +113,31 @@ class DeviceSleeper(Protocol):
         ...
 
 
-class Executor(Protocol):
+class AnyExecutor(Protocol):
+    """What those that generate and those that pool have alike."""
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+    def idle(self) -> bool:
+        """Use a moment without work to prepare something small; False when there is nothing left to prepare."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """What the start-up log and `/version` say: device, dtype, kernels, sizes. Never a secret."""
+        ...
+
+    def close(self) -> None:
+        """Free the device. Idempotent."""
+        ...
+
+
+class Executor(AnyExecutor, Protocol):
     """Runs batches on one device. Sizes are final: nothing is "auto" or 0 any more.
 
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
@@ -126,17 +150,10 @@ class Executor(Protocol):
     up pages: a batch's updates name further page tables then, one for each of its `parts`.
     """
 
-    num_pages: int
     host_pages: int
     host_page_tokens: float
     host_states: int
     host_state_tokens: float
-    page_size: int
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
     drafting: Drafting | None
     verify_tokens: int
     sight: Sight | None
@@ -174,18 +191,6 @@ class Executor(Protocol):
         """
         ...
 
-    def idle(self) -> bool:
-        """Use a moment without work to prepare something small; False when there is nothing left to prepare."""
-        ...
-
-    def describe(self) -> dict[str, str]:
-        """What the start-up log and `/version` say: device, dtype, kernels, sizes. Never a secret."""
-        ...
-
-    def close(self) -> None:
-        """Free the device. Idempotent."""
-        ...
-
 
 class PoolLaunched(Protocol):
     """A batch on its way through the device."""
@@ -200,36 +205,17 @@ class PoolLaunched(Protocol):
 
 
 @runtime_checkable
-class PoolingExecutor(Protocol):
+class PoolingExecutor(AnyExecutor, Protocol):
     """Runs whole texts on one device. Sizes are final; a batch holds every text that is allowed at all.
 
     `num_pages` and `page_size` are 0: nothing outlives a step. `size` is the number of values in a row's result.
     """
 
-    num_pages: int
-    page_size: int
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
     size: int
     pooling: PoolingSpec
 
     def pool(self, batch: PoolBatch) -> PoolLaunched:
         """Launch one step and return. Errors are raised as `PoolLaunched.result` describes."""
-        ...
-
-    def idle(self) -> bool:
-        """Use a moment without work to prepare something small; False when there is nothing left to prepare."""
-        ...
-
-    def describe(self) -> dict[str, str]:
-        """What the start-up log and `/version` say. Never a secret."""
-        ...
-
-    def close(self) -> None:
-        """Free the device. Idempotent."""
         ...
 
 
