@@ -11,6 +11,7 @@ the cache folder, and nothing else of it stays.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 from e2e.cluster import remains
 from e2e.cluster.binaries import Say, to_stderr
 from e2e.cluster.debian import ensure_commands
+from e2e.cluster.image_tar import write_root
 from e2e.cluster.layout import Layout
 from e2e.cluster.processes import Processes, StartError, uninterrupted
 
@@ -122,24 +124,28 @@ class Docker:
 
         `architecture` is Debian's word for another one than this machine's; a daemon has images of one at a time.
         """
-        platform = [f"--platform=linux/{architecture}"] if architecture else []
+        wanted = [f"--platform=linux/{architecture}"] if architecture else []
         label = "{{index .Config.Labels `stoker.stand-in`}}"
         if self._succeeds("image", "inspect", name):
             return self._docker("image", "inspect", f"--format={label}", name).strip() == "true"
-        if self._succeeds("pull", "--quiet", *platform, name):
+        if self._succeeds("pull", "--quiet", *wanted, name):
             return False
         self._say(f"images: no registry serves {name}; making a base image of that name with debootstrap")
         root = self._debootstrap(architecture)
-        changes = [
-            "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "LABEL stoker.stand-in=true",
-        ]
-        command = [self._client(), "import", *platform, *[f"--change={change}" for change in changes], "-", name]
-        with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as pack:
-            done = subprocess.run(command, stdin=pack.stdout, env=self._environment(), capture_output=True, text=True)
-        shutil.rmtree(root)
-        if done.returncode or pack.returncode:
-            raise StartError(f"docker import: {done.stderr.strip()}")
+        layer, archive = root.with_suffix(".tar"), root.with_suffix(".image.tar")
+        paths = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        try:
+            status, output = _output(["tar", "-C", str(root), "-cf", str(layer), "."])
+            if status:
+                raise StartError(f"tar: {output[-2000:]}")
+            config = {"Env": [paths], "Labels": {"stoker.stand-in": "true"}}
+            # `docker import` would take it for an image of this machine's processor.
+            write_root(archive, name, config, layer, architecture or _architecture())
+            self._docker("load", "--quiet", f"--input={archive}")
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+            layer.unlink(missing_ok=True)
+            archive.unlink(missing_ok=True)
         return True
 
     def _debootstrap(self, architecture: str) -> Path:
@@ -222,6 +228,11 @@ class Docker:
     def _environment(self) -> dict[str, str]:
         host = {"DOCKER_HOST": self._host} if self._host else {}
         return os.environ | {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"} | host
+
+
+def _architecture() -> str:
+    """This machine's processor, in Go's word."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
 def _output(command: list[str]) -> tuple[int, str]:

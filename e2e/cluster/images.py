@@ -73,6 +73,8 @@ def build(docker: Docker) -> Images:
     tag, python = version(), {"PYTHON": _python()}
     lent = ensure_base(docker)
     operator = build_operator(docker)
+    if (size := docker.megabytes(operator)) > _OPERATOR_MEGABYTES:
+        raise StartError(f"{operator} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
     runtime, hub = (f"stoker/{name}:{tag}" for name in ("runtime", "e2e-hub"))
     target, arguments = _lending(lent)
     docker.build(
@@ -90,8 +92,6 @@ def build_operator(docker: Docker, architecture: str = "") -> str:
     name, platform = f"stoker/operator:{version()}", f"linux/{architecture}" if architecture else ""
     file, python = ROOT / "images" / "operator.Dockerfile", {"PYTHON": _python()}
     docker.build(file, name, context=ROOT, arguments=python, platform=platform)
-    if (size := docker.megabytes(name)) > _OPERATOR_MEGABYTES:
-        raise StartError(f"{name} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
     return name
 
 
