@@ -166,6 +166,9 @@ class Crew:
         if self._nodes is not None:
             self._nodes.end(reason)
         self._team.kill()
-        if self._on_fault is not None:
-            self._ended.wait(self._words_seconds)
+        if self._on_fault is None:
+            return
+        gives_up = self._ended.wait(self._words_seconds)
+        # A leader that gives up its start has an error of its own, which it tells before its process ends.
+        if self._is_ready or not gives_up:
             self._on_fault(reason)
