@@ -168,6 +168,17 @@ def openssl(*arguments: str, cwd: Path) -> None:
         raise StartError(f"openssl {arguments[0]}: {done.stderr.strip()}")
 
 
+def self_signed(folder: Path, subject: str, names: str) -> Path:
+    """A certificate that is its own authority, for `names` (as subjectAltName has them), and its key beside it: tls.crt
+    and tls.key, which controllers look for. Raises StartError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
+    about = ["-subj", f"/CN={subject}", "-addext", f"subjectAltName={names}"]
+    openssl("req", "-x509", *key, *about, "-keyout", "tls.key", "-out", "tls.crt", cwd=folder)
+    return folder / "tls.crt"
+
+
 def _only(controllers: Sequence[str]) -> list[str]:
     return [f"--controllers={','.join(controllers)}"]
 

@@ -1,20 +1,20 @@
 """Another processor's programs run on this machine, by QEMU in the kernel's name (binfmt_misc), while it is needed.
 
-Invariants: an emulator that the machine has is used and left alone; of ours nothing stays. Standard library only.
+Invariants: an emulator that the machine has is used and left alone; of ours nothing stays.
 Knows nothing of what is run.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.binaries import Say, to_stderr
 from e2e.cluster.debian import ensure_commands
-from e2e.cluster.processes import StartError, uninterrupted
+from e2e.cluster.node import run
+from e2e.cluster.processes import uninterrupted
 
 MACHINE, COMMAND = "aarch64", "qemu-aarch64-static"
 _KERNEL = Path("/proc/sys/fs/binfmt_misc")
@@ -33,7 +33,7 @@ def emulated(say: Say = to_stderr) -> Iterator[None]:
     ensure_commands([COMMAND, "mount"], say)
     mounted = not (_KERNEL / "register").exists()
     if mounted:
-        _run("mount", "-t", "binfmt_misc", "binfmt_misc", str(_KERNEL))
+        run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(_KERNEL)])
     try:
         program = shutil.which(COMMAND)
         # F: the kernel opens the emulator now, so that containers need not have it.
@@ -44,7 +44,7 @@ def emulated(say: Say = to_stderr) -> Iterator[None]:
             if (_KERNEL / _NAME).exists():
                 (_KERNEL / _NAME).write_text("-1")
             if mounted:
-                _run("umount", str(_KERNEL))
+                run(["umount", str(_KERNEL)])
 
 
 def runs() -> bool:
@@ -56,10 +56,3 @@ def runs() -> bool:
 
 def _escaped(code: bytes) -> str:
     return "".join(f"\\x{byte:02x}" for byte in code)
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise StartError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from e2e.cluster.apiserver import free_ports, openssl
+from e2e.cluster.apiserver import free_ports, self_signed
 from e2e.cluster.binaries import ensure
 from e2e.cluster.crds import definitions
 from e2e.cluster.node import run, succeeds
@@ -48,7 +48,7 @@ class Publisher:
     def install(self) -> None:
         """Return once the controller serves its webhooks. Raises StartError."""
         (port,) = free_ports(1)
-        url, certificate = f"https://{_HOST}:{port}", self._certify()
+        url, certificate = f"https://{_HOST}:{port}", self_signed(self._folder, BINARY, f"IP:{_HOST}")
         self._kubectl("create", "-f", "-", text=webhooks(url, certificate.read_bytes()))
         for file in (*definitions("groups"), *definitions("groups-beside")):
             # To apply it, kubectl would write all of it into an annotation, which may not be as large.
@@ -66,14 +66,6 @@ class Publisher:
         self._kubectl("delete", "-f", "-", "--ignore-not-found", text=webhooks("", b""))
         self._processes.stop(BINARY)
         self._kubectl("delete", "--ignore-not-found", "--timeout=60s", *CRDS)
-
-    def _certify(self) -> Path:
-        """A certificate of its own authority, and its key, as the controller wants them called."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
-        subject = ["-subj", f"/CN={BINARY}", "-addext", f"subjectAltName=IP:{_HOST}"]
-        openssl("req", "-x509", *key, *subject, "-keyout", "tls.key", "-out", "tls.crt", cwd=self._folder)
-        return self._folder / "tls.crt"
 
     def _await_established(self) -> None:
         """The controller looks for its kinds when it starts, and again after ten seconds."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from e2e.cluster.apiserver import free_ports, openssl
+from e2e.cluster.apiserver import free_ports, self_signed
 from e2e.cluster.binaries import ensure
 from e2e.cluster.crds import definitions
 from e2e.cluster.layout import NODE_ADDRESS
@@ -47,7 +47,9 @@ class Publisher:
 
     def install(self) -> None:
         """Return once metrics can be asked for. Raises StartError."""
-        certificate = self._certify()
+        names = f"IP:127.0.0.1,IP:{NODE_ADDRESS},DNS:{SERVICE}.{NAMESPACE}.svc"
+        certificate = self_signed(self._folder, NAMESPACE, names)
+        (self._folder / "ca.crt").write_bytes(certificate.read_bytes())
         for file in (*definitions("keda"), *definitions("keda-beside")):
             self._kubectl("create", "-f", str(file))
         self._start_prometheus()
@@ -93,19 +95,6 @@ class Publisher:
             f"--web.listen-address={PROMETHEUS_URL.removeprefix('http://')}",
         )  # fmt: skip
         self._start(PROMETHEUS, flags, {}, f"{PROMETHEUS_URL}/-/ready")
-
-    def _certify(self) -> Path:
-        """A certificate that is its own authority, and its key, as KEDA's processes want them called."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
-        names = f"subjectAltName=IP:127.0.0.1,IP:{NODE_ADDRESS},DNS:{SERVICE}.{NAMESPACE}.svc"
-        openssl(
-            *("req", "-x509", *key, "-subj", "/CN=keda", "-addext", names),
-            *("-keyout", "tls.key", "-out", "tls.crt"), cwd=self._folder,
-        )  # fmt: skip
-        certificate = self._folder / "tls.crt"
-        (self._folder / "ca.crt").write_bytes(certificate.read_bytes())
-        return certificate
 
     def _kubectl(self, *arguments: str, text: str | None = None) -> None:
         run([str(self._binaries["kubectl"]), f"--kubeconfig={self._kubeconfig}", *arguments], text)

@@ -102,6 +102,14 @@ def installed(kube: Kube, given: Given, hub: stoker.Hub) -> Iterator[Kube]:
         stoker.uninstall(kube)
 
 
+@pytest.fixture(scope="module")
+def activator(installed: Kube) -> Iterator[None]:
+    """What holds requests, switched on by an upgrade, as a person would, and off again for the other scenarios."""
+    stoker.upgrade(installed, "activator.enabled=true")
+    yield
+    stoker.upgrade(installed, "activator.enabled=false")
+
+
 @pytest.fixture
 def place(request: pytest.FixtureRequest, kube: Kube, installed: Kube, hub: stoker.Hub) -> Iterator[Kube]:
     """A namespace of this test's own; the hub is whole again afterwards."""

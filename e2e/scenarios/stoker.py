@@ -219,6 +219,12 @@ def install(kube: Kube, images: Images, endpoint: str, *options: str) -> None:
         raise CommandFailed(f"{error}\n{there.kubectl('logs', '-l=app.kubernetes.io/name=stoker-operator')}") from None
 
 
+def upgrade(installed: Kube, values: str, seconds: int = 180) -> None:
+    """`helm upgrade` to other values (`NAME=VALUE,…`), the rest as it was, until its pods are ready."""
+    settings = ("--reuse-values", f"--set={values}", "--wait", f"--timeout={seconds}s")
+    installed.helm("upgrade", "stoker", str(CHART), *settings)
+
+
 def uninstall(kube: Kube) -> None:
     """`helm uninstall`, then the CRD and the namespace: nothing is left."""
     kube.within(SYSTEM).helm("uninstall", "stoker", "--wait", "--ignore-not-found", "--timeout=120s")

@@ -35,8 +35,7 @@ def mirror(installed: Kube, given: Given) -> Iterator[str]:
         pytest.skip("needs a node of this machine, which can pull from a registry on it")
 
     def switch(registry: str, endpoint: str) -> None:
-        settings = ("--reuse-values", f"--set=image.registry={registry},hub.endpoint={endpoint}")
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
+        stoker.upgrade(installed, f"image.registry={registry},hub.endpoint={endpoint}")
 
     before = installed.helm("get", "values", "stoker", "-o", "json")
     endpoint = json.loads(before)["hub"]["endpoint"]

@@ -10,9 +10,6 @@ from e2e.cluster.keda import PROMETHEUS_URL, Publisher
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube
 
-# The chart's switch for what holds requests; the other scenarios go without.
-from e2e.scenarios.scale_to_zero.conftest import activator  # noqa: F401
-
 SCALED_OBJECTS = "crd", "scaledobjects.keda.sh"
 
 
@@ -24,13 +21,9 @@ def install_keda(kube: Kube, place: Kube, installed: Kube, given: Given) -> Iter
     node = given.node
     publisher = Publisher(node.layout.data / "keda", kube.kubeconfig, node.processes)
 
-    def told(url: str) -> None:
-        settings = ("--reuse-values", f"--set=prometheus.url={url}")
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
-
     def install() -> None:
         publisher.install()
-        told(PROMETHEUS_URL)
+        stoker.upgrade(installed, f"prometheus.url={PROMETHEUS_URL}")
 
     try:
         yield install
@@ -38,4 +31,4 @@ def install_keda(kube: Kube, place: Kube, installed: Kube, given: Given) -> Iter
         place.kubectl("delete", "infsvc", "--all", "--ignore-not-found", "--timeout=180s")
     finally:
         publisher.remove()
-        told("")
+        stoker.upgrade(installed, "prometheus.url=")

@@ -77,8 +77,7 @@ def test_the_charts_hub_is_corrected(place: Kube, installed: Kube, hub: stoker.H
     """A Job that waits for its next try is not waited for."""
 
     def upgrade(endpoint: str) -> None:
-        settings = ("--reuse-values", f"--set=hub.endpoint={endpoint}")
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=120s")
+        stoker.upgrade(installed, f"hub.endpoint={endpoint}", 120)
 
     try:
         upgrade("http://no-such-hub.stoker-hub.svc.cluster.local:8090")

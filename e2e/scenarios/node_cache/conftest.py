@@ -22,11 +22,7 @@ def node_cache(installed: Kube, given: Given) -> Iterator[Callable[[str], None]]
 
     def switch(value: str, name: str = "node-cache") -> None:
         folder = given.node.layout.data / name if given.node is not None else f"/var/lib/stoker/{name}"
-        settings = (
-            "--reuse-values",
-            f"--set=nodeCache.enabled={value},nodeCache.size={SIZE},nodeCache.folder={folder}",
-        )
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
+        stoker.upgrade(installed, f"nodeCache.enabled={value},nodeCache.size={SIZE},nodeCache.folder={folder}")
 
     switch("true")
     yield lambda name: switch("true", name)

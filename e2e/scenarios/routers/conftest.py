@@ -50,8 +50,7 @@ def gateway(installed: Kube, envoy_image: str) -> Iterator[Kube]:
     def switch(value: str) -> None:
         on = f"activator.enabled={value},gateway.enabled={value},gateway.envoy.image={envoy_image}"
         on += ",gateway.replicas=1,gateway.apiKeysSecretRef.name=gateway-keys,gateway.drainSeconds=60"
-        settings = ("--reuse-values", f"--set={on}", "--wait", "--timeout=180s")
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings)
+        stoker.upgrade(installed, on)
 
     switch("true")
     yield installed

@@ -121,13 +121,9 @@ def test_an_artifact_of_a_registry(place: Kube, sources: dict[str, str]) -> None
 def looked_up_each_minute(installed: Kube) -> Iterator[None]:
     """What is followed, as often as the chart allows; as seldom as ever again for the others."""
 
-    def switch(seconds: int) -> None:
-        settings = ("--reuse-values", f"--set=follow.intervalSeconds={seconds}")
-        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
-
-    switch(60)
+    stoker.upgrade(installed, "follow.intervalSeconds=60")
     yield
-    switch(600)
+    stoker.upgrade(installed, "follow.intervalSeconds=600")
 
 
 @pytest.mark.usefixtures("looked_up_each_minute")

@@ -20,7 +20,7 @@ from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError, StokerError
 from stoker_runtime.parallel.place import LEADER
-from stoker_runtime.weights.cuda_driver import CudaDriver, open_context
+from stoker_runtime.weights.cuda_driver import CudaDriver, begin_context
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def begin(config: EngineConfig) -> UploadAhead | None:
     # Of several ranks, or engines, each reads what it needs of the files, to its own device.
     # In-situ quantization never has the files' 16 bits on the device.
     if config.all_ranks > 1 or config.isq != "none":
-        gpu = config.gpu_of(LEADER)
-        threading.Thread(target=open_context, args=(gpu,), name="stoker-context", daemon=True).start()
+        begin_context(config.gpu_of(LEADER))
         return None
     ahead = UploadAhead(uploadable(config.model), lambda *memory: upload_room(config, *memory))
     threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()

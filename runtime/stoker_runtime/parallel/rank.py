@@ -26,27 +26,21 @@ from stoker_runtime.parallel.store import agree, open_store
 
 
 class Rank:
-    """The rank at `place`, which meets the others at `meeting`.
+    """The rank at `place` of a model that is run as `config` says; it meets the others at `meeting`.
 
-    `by_peers`: GPUs that reach each other's memory sum by kernels of their own. `ordered`: sums have one order.
     `early`: the group of all ranks, where it is coming about already.
     """
 
     def __init__(
-        self,
-        place: Place,
-        meeting: Meeting,
-        *,
-        by_peers: bool = True,
-        ordered: bool = False,
-        early: EarlyGroup | None = None,
+        self, config: EngineConfig, place: Place, meeting: Meeting, early: EarlyGroup | None = None
     ) -> None:
         self.place = place
         self._meeting = meeting
         self._early = early
-        # Their kernels serve sums up to a size, and round otherwise than a norm that comes by itself.
-        self._by_peers = by_peers and not ordered
-        self._ordered = ordered
+        self._ordered = config.batch_invariant
+        # GPUs that reach each other's memory sum by kernels of their own, which serve sums up to a size, and round
+        # otherwise than a norm that comes by itself.
+        self._by_peers = not config.disable_custom_all_reduce and not self._ordered
         self._collectives: Collectives | None = None
 
     @property

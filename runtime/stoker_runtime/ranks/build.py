@@ -74,9 +74,8 @@ def lead(crew: Crew) -> Executor:
         from stoker_runtime.ranks.executors import LeadingExecutor
         from stoker_runtime.ranks.longest_step import longest_step
 
-        by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
         # Other nodes join meanwhile: importing torch takes longer.
-        rank = Rank(place, crew.gather(), by_peers=by_peers, ordered=ordered, early=early)
+        rank = Rank(config, place, crew.gather(), early)
         executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
         longest = longest_step(executor.decoder.spec, executor.config)
         crew.ready(on_gpu=executor.device.type == "cuda", longest_step=longest)

@@ -33,7 +33,7 @@ from stoker_runtime.ranks.team import RankStart
 from stoker_runtime.ranks.watch import STOPPED_SECONDS, WATCH_SECONDS
 from stoker_runtime.ranks.wire import IDLE, STOP, Wire
 from stoker_runtime.step.batch import Batch
-from stoker_runtime.weights.cuda_driver import open_context
+from stoker_runtime.weights.cuda_driver import begin_context
 
 PR_SET_PDEATHSIG = 1
 
@@ -82,7 +82,7 @@ def follow_leader(start: RankStart) -> None:
     ring = Ring(os.open(start.ring, os.O_RDWR), start.readers)
     config, place = start.config, start.place
     if config.device != "cpu":
-        threading.Thread(target=open_context, args=(config.gpu_of(place.rank),), daemon=True).start()
+        begin_context(config.gpu_of(place.rank))
     from stoker_runtime.parallel.group import EarlyGroup
 
     early = EarlyGroup.begin(config, place, start.meeting) if place.nodes == 1 else None
@@ -92,9 +92,7 @@ def follow_leader(start: RankStart) -> None:
     from stoker_runtime.ranks.executors import FollowingExecutor
     from stoker_runtime.ranks.sleep import obey
 
-    by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
-    rank = Rank(place, start.meeting, by_peers=by_peers, ordered=ordered, early=early)
-    executor = build_rank(config, rank, FollowingExecutor)
+    executor = build_rank(config, Rank(config, place, start.meeting, early), FollowingExecutor)
     gc.collect()
     gc.freeze()
     gc.enable()

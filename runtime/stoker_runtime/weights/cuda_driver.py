@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,11 +78,15 @@ class CudaDriver:
             raise DriverError(f"{name}: CUDA error {status}")
 
 
-def open_context(device: int) -> None:
-    """Create a device's context, which takes a quarter of a second, before torch asks for it. Nothing where it fails:
-    torch meets that again, and says it.
+def begin_context(device: int) -> None:
+    """Begin to create a device's context, in a thread, before torch asks for it: it takes a quarter of a second.
+    Nothing where it fails: torch meets that again, and says it.
     """
-    try:
-        CudaDriver(device)
-    except DriverError as error:
-        log.debug("no context ahead: %s", error)
+
+    def create() -> None:
+        try:
+            CudaDriver(device)
+        except DriverError as error:
+            log.debug("no context ahead: %s", error)
+
+    threading.Thread(target=create, name="stoker-context", daemon=True).start()
