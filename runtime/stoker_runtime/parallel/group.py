@@ -27,7 +27,8 @@ service; and every connection at the start, not with the first sum of a size."""
 
 
 def open_group(place: Place, device: torch.device, store: Store) -> None:
-    """Make the group of all ranks, which meet in `store`; blocks until all are there.
+    """Make the group of all ranks, which meet in `store`; blocks until all are there. What is exchanged here is so on
+    every rank, whether its process waits for it or a thread of it.
 
     Raises ConfigError in a process that has one.
     """
@@ -47,11 +48,9 @@ def open_group(place: Place, device: torch.device, store: Store) -> None:
         timeout=START_TIMEOUT,
         device_id=device if on_gpu else None,
     )
-
-
-def connect(place: Place, device: torch.device) -> None:
-    """Send something from each GPU to each: two are connected when one first sends to the other, which takes 0.1 s."""
-    dist.all_to_all_single(*torch.zeros((2, place.world), device=device))
+    if place.stages == 1:
+        # Two GPUs are connected when one first sends to the other, which takes 0.1 s.
+        dist.all_to_all_single(*torch.zeros((2, place.world), device=device))
 
 
 class EarlyGroup:
@@ -100,7 +99,5 @@ class EarlyGroup:
                 torch.cuda.set_device(self._device)
             assert self._store is not None, "the group is waited for once it is there"
             open_group(self._place, self._device, self._store)
-            if self._device.type == "cuda" and self._place.stages == 1:
-                connect(self._place, self._device)
         except BaseException as error:
             self._failure = error

@@ -319,14 +319,16 @@ def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(sizes
     model = ("shape:qwen2.5-7b", "--max-model-len", "1024", "--num-gpu-blocks", "200", "--disable-custom-all-reduce")
     nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     secret = {SECRET_VARIABLE: secrets.token_hex(16)}
-    texts, free = [], free_bytes()
-    for groups in (
-        [Server(*model, *sizes)],
+    ways: list[list[tuple[tuple[str, ...], dict[str, str]]]] = [
+        [(sizes, {})],
         [
-            Server(*model, *sizes, *nodes, "--node-rank", str(number), CUDA_VISIBLE_DEVICES=str(number), **secret)
+            ((*sizes, *nodes, "--node-rank", str(number)), {"CUDA_VISIBLE_DEVICES": str(number), **secret})
             for number in (0, 1)
         ],
-    ):
+    ]
+    texts, free = [], free_bytes()
+    for way in ways:
+        groups = [Server(*model, *arguments, **variables) for arguments, variables in way]
         try:
             url = groups[0].wait_ready(PATIENCE)
             body = {"model": model[0], "prompt": "a b c", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
