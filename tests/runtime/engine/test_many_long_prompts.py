@@ -135,7 +135,8 @@ async def test_what_is_aborted_before_it_is_sent_never_is(
     turns = Turns(monkeypatch)
     asked = prompts(400, 2000, 3000)
     stream = engine.submit(asked)
-    await until(lambda: bool(turns.sent))
+    while not turns.sent:
+        await asyncio.sleep(0)  # turn by turn: by the clock, a busy machine may have sent the last as well
     gone = [each.id for each in asked[200:]]
     engine.abort(gone)
     await until(lambda: len(turns.sent) == 200, 30)
