@@ -60,6 +60,7 @@ test: $(VENV)/.dev control-plane  ## run all tests: engine, kernels on the CPU, 
 ifneq ($(TESTS),)
 	$(PYTEST) $(TESTS)
 else
+	@$(RUN) tests/runtime/text/llama_vocab.py
 	@echo "test: $(PARTS) run two at a time, and each is shown when it has ended"
 	@mkdir -p .pytest_cache && rm -f $(PARTS:%=.pytest_cache/%.status)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MAKE) --no-print-directory -j2 $(WHOLE) $(PARTS:%=test-%)

@@ -24,8 +24,8 @@ from e2e.cluster.node import BINARIES as FOR_NODE
 from e2e.cluster.node import Node
 from e2e.cluster.processes import StartError
 
-# What `make test` uses: the API server for the operator, helm and kubectl for the chart.
-FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
+# What `make test` uses: the API server for the operator, helm and kubectl for the chart, the controller of groups.
+FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm", "lws")
 
 
 def build(options: argparse.Namespace) -> int:

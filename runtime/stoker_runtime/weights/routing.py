@@ -75,7 +75,7 @@ class Route:
 def route(
     spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary, packed: Container[str] = ()
 ) -> dict[str, tuple[Route, ...]]:
-    """The routes into each parameter but those in `packed`, in the order of `spec.parameters()`.
+    """The routes into each parameter but those in `packed`, in the order of `spec.parameters()`, and of its rows.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.
     """
@@ -96,9 +96,9 @@ def _pieces(
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
     if vocabulary is Vocabulary.GGUF and (parts := state_parts(parameter.name, entries)):
-        return tuple(_read_by_state(spec, parameter, entries, parts))
+        return _by_row(_read_by_state(spec, parameter, entries, parts))
     if stored is Stored.GROUPED:
-        return tuple(_grouped(spec, parameter, entries, vocabulary))
+        return _by_row(_grouped(spec, parameter, entries, vocabulary))
     if stored.is_stacked:
         return tuple(_stacked(spec, parameter, entries, stored))
     if vocabulary is Vocabulary.GGUF and (halves := widening_halves(parameter.name, entries)):
@@ -124,6 +124,11 @@ def _pieces(
         )  # fmt: skip
         row += rows
     return tuple(pieces)
+
+
+def _by_row(pieces: Iterable[Route]) -> tuple[Route, ...]:
+    """In the order of the rows that they become, as blocks of several formats lie."""
+    return tuple(sorted(pieces, key=lambda piece: piece.row))
 
 
 def _grouped(

@@ -1,17 +1,22 @@
-"""What models' own templates show, as they are published: a folder of `ORG/NAME/` with `tokenizer_config.json` or
-`chat_template.jinja`, as hubs have them, which STOKER_PUBLISHED_TEMPLATES names. They are their makers': none is here.
+"""What models' own templates show, as they are published: those that llama.cpp ships, and a folder of `ORG/NAME/` with
+`tokenizer_config.json` or `chat_template.jinja`, as hubs have them, which STOKER_PUBLISHED_TEMPLATES names. They are
+their makers': none is here.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.runtime.text.llama_vocab import FOLDER
 
 from stoker_runtime.api.tools.dialect import choose_dialect
+from stoker_runtime.api.tools.parsers import TOOL_PARSERS
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.text.chat_template import ChatTemplate
 
@@ -63,3 +68,86 @@ def test_a_published_template_shows_its_family() -> None:
             assert (found.tool_parser, found.reasoning_parser) == FAMILIES[family], name
             seen.add(family)
     assert len(seen) > 3, f"{NAMED} has templates of {sorted(seen)} alone"
+
+
+SHIPPED: dict[str, tuple[str, str]] = {
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere", "cohere"),
+    "Cohere2MoE": ("cohere", "cohere"),
+    "GLM-4.6": ("glm45", "glm45"),
+    "GLM-4.7-Flash": ("glm45", "glm45"),
+    "Kimi-K2-Instruct": ("", ""),
+    "MiniMax-M2": ("minimax_m2", "qwen3"),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", ""),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("qwen3_coder", "qwen3"),
+    "NVIDIA-Nemotron-Nano-v2": ("nemotron_json", "qwen3"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", ""),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", ""),
+    "Qwen-QwQ-32B": ("hermes", "qwen3"),
+    "Qwen-Qwen2.5-7B-Instruct": ("hermes", ""),
+    "Qwen-Qwen3-0.6B": ("hermes", "qwen3"),
+    "Qwen3-Coder": ("qwen3_coder", ""),
+    "Qwen3.5-4B": ("qwen3_coder", "qwen3"),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("deepseek_v3", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v3", "deepseek_v3"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "qwen3"),
+    "ibm-granite-granite-4.0": ("hermes", ""),
+    "ibm-granite-granite-4.1": ("hermes", ""),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3_json", ""),
+    "meta-llama-Llama-3.2-3B-Instruct": ("llama3_json", ""),
+    "meta-llama-Llama-3.3-70B-Instruct": ("llama3_json", ""),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", ""),
+    "openai-gpt-oss-120b": ("openai", "openai_gptoss"),
+    "unsloth-mistral-Devstral-Small-2507": ("mistral", ""),
+    # Calls as no parser reads them; none at all.
+    "unsloth-Apriel-1.5": ("", ""),
+    "google-gemma-2-2b-it": ("", ""),
+    "microsoft-Phi-3.5-mini-instruct": ("", ""),
+}
+TELLS_NO_CALL = "ibm-granite-granite-3.3-2B-Instruct"
+"""It says in words how to call, and leaves earlier calls out."""
+RESULT = "seventeen degrees"
+
+
+def shipped(name: str) -> ChatTemplate:
+    if not FOLDER.is_dir():
+        pytest.skip("llama.cpp's templates are not here: python tests/runtime/text/llama_vocab.py")
+    source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"}, name)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_template_that_llama_cpp_ships_shows_its_family(name: str) -> None:
+    found = choose_dialect(ServerConfig(EngineConfig("m")), shipped(name))
+    assert (found.tool_parser, found.reasoning_parser) == SHIPPED[name]
+
+
+@pytest.mark.parametrize("name", [name for name, (tools, _) in SHIPPED.items() if tools and name != TELLS_NO_CALL])
+def test_a_call_is_read_as_its_own_template_spells_it(name: str) -> None:
+    """What the model would have written is what its template makes of a call in a conversation."""
+    template, rng = shipped(name), random.Random()
+    dialect = choose_dialect(ServerConfig(EngineConfig("m")), template)
+    city = rng.choice(["Bad Tölz", "São Paulo", "a b"])
+    arguments = {"city": city, "days": rng.randrange(2, 90), "near": {"km": [rng.random()]}}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "near": {"type": "object"}},
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "description": "says it", "parameters": schema}}
+    given: Any = json.dumps(arguments) if dialect.history.argument_text else arguments
+    call = {"id": "abc123DEF", "type": "function", "function": {"name": "get_weather", "arguments": given}}
+    asked = {"role": "user", "content": "How is it?"}
+    messages = [
+        asked,
+        {"role": "assistant", "content": None if dialect.history.null_content else "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abc123DEF", "name": "get_weather", "content": RESULT},
+    ]
+    prompt, whole = (template.render(each, tools=[tool]) for each in ([asked], messages))
+    # A prompt may open what the model thinks, which a message without thoughts does not have.
+    end = next(at for at in range(len(whole)) if not prompt.startswith(whole[: at + 1]))
+    begun = end if end == len(prompt) else whole.rindex("<", 0, end + 1)
+    written = whole[begun:].partition(RESULT)[0]
+    parsed = TOOL_PARSERS[dialect.tool_parser]({"get_weather": schema}).parse(written)
+    assert [(each.name, json.loads(each.arguments)) for each in parsed.tool_calls] == [("get_weather", arguments)]

@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 Pairs = Iterable[tuple[str, Tensor]]
 
 # Architectures whose converter orders the rows of Q and K for pairs of neighbours.
-PERMUTED = ("llama", "granitemoe", "minicpm", "arcee", "baichuan", "internlm2", "mistral3")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "minicpm", "arcee", "baichuan", "internlm2", "mistral3")
 # Those of which the writer has a key for layers' norms by mean and variance.
 EPS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -54,6 +54,8 @@ class Conversion:
     def get(self, *keys: str, default: Any = None) -> Any:
         """The first of these settings that is there."""
         rope = {**(self.config.get("rope_parameters") or {}), **(self.config.get("rope_scaling") or {})}
+        # Of Gemma 3 a file says what layers do that see all, and leaves the others' to who reads it.
+        rope = rope.get("full_attention") or rope
         return next((each[key] for each in (self.config, rope) for key in keys if each.get(key) is not None), default)
 
     @property
@@ -112,6 +114,7 @@ class Conversion:
             "granitemoe": self._granite, "gpt-oss": self._gpt_oss, "deepseek2": self._latent, "chatglm": self._plain,
             "stablelm": self._normed_heads, "nemotron": self._above_one, "nemotron_h": self._mamba,
             "nemotron_h_moe": self._mamba, "qwen3next": self._delta, "qwen2moe": self._shared_gate,
+            "gemma": self._above_one, "gemma2": self._above_one, "gemma3": self._above_one,
         }  # fmt: skip
         if self.architecture in PERMUTED and (match := re.search(r"\.([qk])_proj\.", name)):
             tensor = permuted(tensor, self.heads if match[1] == "q" else self.kv_heads)
@@ -331,6 +334,9 @@ class Conversion:
         trained = get("original_max_position_embeddings")
         if trained is not None and kind in ("yarn", "longrope"):
             writer.add_rope_scaling_orig_ctx_len(trained)
+        if kind == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(get("factor"))
         if kind == "yarn":
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(get("factor"))
@@ -344,7 +350,8 @@ class Conversion:
     def _write_own(self, writer: gguf.GGUFWriter) -> None:
         architecture, get = self.architecture, self.get
         window = get("sliding_window")
-        if architecture in ("llama", "phi3", "phimoe", "cohere2", "gpt-oss", "olmo2", "exaone4") and window:
+        windowed = ("llama", "phi3", "phimoe", "cohere2", "gpt-oss", "olmo2", "exaone4", "gemma2", "gemma3")
+        if architecture in windowed and window:
             writer.add_sliding_window(window)
             if architecture in ("olmo2", "exaone4"):
                 writer.add_sliding_window_pattern([each == "sliding_attention" for each in get("layer_types")])
@@ -354,7 +361,11 @@ class Conversion:
             writer.add_attn_temperature_scale(growth)
         if architecture in ("command-r", "cohere2"):
             writer.add_logit_scale(get("logit_scale"))
-        if architecture == "granitemoe":
+        if (cap := get("attn_logit_softcapping")) is not None:
+            writer.add_attn_logit_softcapping(cap)
+        if (cap := get("final_logit_softcapping")) is not None:
+            writer.add_final_logit_softcapping(cap)
+        if architecture in ("granite", "granitemoe"):
             writer.add_embedding_scale(get("embedding_multiplier"))
             writer.add_residual_scale(get("residual_multiplier"))
             writer.add_attention_scale(get("attention_multiplier"))

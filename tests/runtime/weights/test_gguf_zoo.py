@@ -33,8 +33,22 @@ YARN = {
     "mscale_all_dim": 0.8,
 }  # fmt: skip
 
+# By what queries are scaled, no file says.
+HEADED = {"head_dim": 22, "query_pre_attn_scalar": 22}
 # The file's architecture, the row of the table's test, and what of its sizes no file can say.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma": ("gemma", "GemmaForCausalLM", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", HEADED | {"tie_word_embeddings": True}),
+    # Every sixth layer looks back further.
+    "gemma3": (
+        "gemma3", "Gemma3ForCausalLM",
+        HEADED | {"tie_word_embeddings": True, "num_hidden_layers": 7, "sliding_window_pattern": 6},
+    ),
+    "granite": ("granite", "GraniteForCausalLM", {"attention_bias": False}),
+    "smollm3": (
+        "smollm3", "SmolLM3ForCausalLM",
+        {"no_rope_layer_interval": 4, "num_hidden_layers": 5, "attention_bias": False},
+    ),
     "mixtral": ("llama", "MixtralForCausalLM", {}),
     "mistral3": ("mistral3", "Mistral3ForConditionalGeneration", {}),
     "ministral3": ("mistral3", "Ministral3ForCausalLM", {}),
@@ -169,7 +183,24 @@ QUANTIZED |= {
     name: (*CASES[name][:2], CASES[name][2] | SQUARE | OWN.get(name, {}), KINDS[at % len(KINDS)])
     for at, name in enumerate(PLAIN_ROWS)
 }
-SMALL = ("_norm", "ffn_gate_inp", "position_embd", "bias")
+# Layers with a state, what these read and write in whole blocks.
+MAMBA_BLOCKS = EVEN | {"mamba_num_heads": 8, "n_groups": 2, "mamba_head_dim": 20, "ssm_state_size": 24}
+QUANTIZED |= {
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM", MAMBA_BLOCKS, Kind.Q8_0),
+    "nemotron_h_moe": (
+        "nemotron_h_moe", "NemotronHForCausalLM-mixture",
+        MAMBA_BLOCKS | {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}, Kind.Q5_1,
+    ),
+    "qwen3next": (
+        "qwen3next", "Qwen3NextForCausalLM",
+        EXPERTS | CASES["qwen3next"][2] | {
+            "shared_expert_intermediate_size": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_value_head_dim": 24,
+        },
+        Kind.Q4_0,
+    ),
+}  # fmt: skip
+SMALL = ("_norm", "ffn_gate_inp", "position_embd", "bias", "ssm_conv1d", "ssm_a", "ssm_d")
 
 
 def _both(name: str, folder: Path) -> tuple[Path, Path]:
@@ -180,6 +211,8 @@ def _both(name: str, folder: Path) -> tuple[Path, Path]:
     def blocks(tensor: str) -> Kind:
         if any(each in tensor for each in SMALL):
             return Kind.F32
+        if "attn_v." in tensor:
+            return Kind.Q8_0  # as published files keep values in more bits than what lies beside them
         experts_alone = kind is Kind.MXFP4
         return kind if "_exps" in tensor or not experts_alone else Kind.Q8_0
 

@@ -65,7 +65,11 @@ TOOL_SIGNS = (
     Sign("openai", ("<|channel|>", "<|message|>", "functions.")),
     Sign("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
     Sign("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
-    Sign("hermes", ("<tool_call>", "</tool_call>", "arguments"), ("<arg_key>", "<function=", "<invoke", "<tool_sep>")),
+    Sign(
+        "hermes",
+        ("<tool_call>", "</tool_call>", "arguments"),
+        ("<arg_key>", "<function=", "<invoke", "<tool_sep>", "<tool_calls>"),
+    ),
     Sign("mistral", ("[TOOL_CALLS]",)),
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     Sign(

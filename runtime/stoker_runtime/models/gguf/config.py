@@ -7,6 +7,7 @@ Knows nothing of weights beyond their names and shapes.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.gguf.rope import read_rope_scaling
 from stoker_runtime.models.gguf.table import GGUF_ROWS, GGUFRow
 
+TABLE = "stoker_runtime/models/gguf/table.py"
 # config.json's key → the GGUF key after "<architecture>."; the first group is required.
 REQUIRED = {
     "num_hidden_layers": "block_count",
@@ -54,8 +56,11 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     metadata, path = header.metadata, header.path
     architecture = metadata.get("general.architecture")
     if architecture not in GGUF_ROWS:
+        near = difflib.get_close_matches(str(architecture), GGUF_ROWS, n=1)
+        hint = f" The nearest is {near[0]}." if near else ""
         raise ModelError(
-            f"{path}: architecture {architecture!r} is not supported; supported in GGUF are {', '.join(GGUF_ROWS)}.",
+            f"{path}: architecture {architecture!r} is not supported.{hint} Supported in GGUF are "
+            f"{', '.join(GGUF_ROWS)}: the rows of {TABLE}, where one that the decoder can run is added.",
             param="model",
         )
     row = GGUF_ROWS[architecture]
