@@ -90,14 +90,15 @@ def test_a_token_of_another_expert_of_equal_weight_is_right(
         strict = checked(output, 0)
         if strict.passed:
             continue
-        lost, left = lost + strict.mean, left + checked(output, 24).mean
+        # Rare pairs of roundings are among many runs, not among the few that a benchmark tries.
+        lost, left = lost + strict.mean, left + checked(output, 200).mean
         others = greedy(spec, turned, prompt, torch.float32)
         wrong, wrong_left = wrong + checked(others, 0).mean, wrong_left + checked(others, 24).mean
         assert not checked(others, 24).passed
         if lost > 16 * NARROW.mean:
             break
     assert lost > 0, "no draw changed a token"
-    assert left < lost / 3, "but for rare pairs of roundings that were not among those tried"
+    assert left < lost / 3
     assert wrong_left > wrong / 2
 
 

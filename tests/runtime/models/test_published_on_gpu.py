@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from tests.runtime.executor.published_configs import PUBLISHED
 
 from stoker_runtime.bench import engine_mode
+from stoker_runtime.executor.cuda_graphs import StepGraphs
+from stoker_runtime.executor.graphs.step_shape import StepShape
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 
@@ -37,10 +40,25 @@ def drawn(architecture: str) -> tuple[str, dict[str, Any]]:
     return name, {**config, **count, **({"text_config": {**text, **count}} if text else {})}
 
 
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[StepShape, bool]]:
+    """How many steps of each shape were replayed as graphs, and how many not."""
+    counts: Counter[tuple[StepShape, bool]] = Counter()
+    run = StepGraphs.run
+
+    def counted(graphs: StepGraphs, shape: StepShape) -> torch.Tensor:
+        output = run(graphs, shape)
+        counts[shape, not graphs.missing([shape])] += 1
+        return output
+
+    monkeypatch.setattr(StepGraphs, "run", counted)
+    return counts
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_in_graphs_are_the_reference_s(
-    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: Counter[tuple[StepShape, bool]]
 ) -> None:
     name, config = drawn(architecture)
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -58,4 +76,7 @@ def test_tokens_in_graphs_are_the_reference_s(
     assert status == 0, f"seed {SEED}, {name}, {some}, {flags}: {told.out[-3000:]}{told.err[-3000:]}"
     report = json.loads(file.read_text())
     assert int(report["engine"]["graphs"]) > 0
+    # A shape that was not prepared runs once by itself; from then on it is a graph.
+    assert all(count == 1 for (_, replayed), count in steps.items() if not replayed), steps
+    assert sum(count for (_, replayed), count in steps.items() if replayed) >= int(flags[3])
     assert [row["verdict"]["positions"] > 0 for row in report["rows"]] == [True, True]
