@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,22 @@ def test_stacked_experts_are_the_same_turned_or_not(tmp_path: Path) -> None:
         both = loaded(stacked(tmp_path / form, form)).experts.gate_up
         torch.manual_seed(5)
         assert torch.equal(both, torch.randn(EXPERTS, 2 * FFN, HIDDEN))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_each_rank_reads_its_experts_alone(
+    form: str, whole_experts: bool, tmp_path: Path, bytes_read: Callable[[], int]
+) -> None:
+    """Of five the first rank has three, or its half of each."""
+    model = quantized(tmp_path / "m", form)
+    loaded(model)
+    size, each = bytes_read(), []
+    for place in places(2, 1, whole_experts=whole_experts):
+        loaded(model, place)
+        each.append(bytes_read())
+    assert 0.95 * size < sum(each) < 1.15 * size, (each, size)
+    assert max(each) < (0.68 if whole_experts else 0.58) * size, (each, size)
 
 
 @pytest.mark.parametrize("form", FORMS)

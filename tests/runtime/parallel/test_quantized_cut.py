@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,40 @@ def test_columns_in_an_order_of_their_own_are_refused(form: str, dense: Path, tm
         ranks(quantized)
 
 
-@pytest.mark.parametrize("form", fp8.FORMATS)
-def test_floats(form: str, dense: Path, tmp_path: Path) -> None:
+def in_floats(form: str, dense: Path, folder: Path) -> tuple[Path, Path]:
+    """In FP8, and of the values that it stands for."""
     stored, plain = fp8.quantized(dense, form)
     for name in ("q", "d"):
-        (tmp_path / name).mkdir()
-    quantized = fp8.write(tmp_path / "q", dense, stored, fp8.FORMATS[form][0])
-    assert_parts_are_alike(quantized, fp8.write(tmp_path / "d", dense, plain))
+        (folder / name).mkdir()
+    quantized = fp8.write(folder / "q", dense, stored, fp8.FORMATS[form][0])
+    return quantized, fp8.write(folder / "d", dense, plain)
+
+
+@pytest.mark.parametrize("form", fp8.FORMATS)
+def test_floats(form: str, dense: Path, tmp_path: Path) -> None:
+    assert_parts_are_alike(*in_floats(form, dense, tmp_path))
+
+
+READ = [*sorted(integers.FORMATS.keys() - set(integers.ORDERED)), "compressed-nvfp4", "compressed-mxfp4", *fp8.FORMATS]
+
+
+@pytest.mark.parametrize("form", READ)
+def test_each_rank_reads_its_slices_alone(
+    form: str, dense: Path, tmp_path: Path, bytes_read: Callable[[], int]
+) -> None:
+    """Codes and their scales; what is small both have."""
+    if form in fp8.FORMATS:
+        quantized, _ = in_floats(form, dense, tmp_path)
+    else:
+        quantized, _ = integers.write(dense, tmp_path, *(integers.FORMATS | fp4.FORMATS)[form])
+    bytes_read()
+    source = read_source(str(quantized))
+    spec = build_spec(source)
+    kept, each = resolve_quantization(EngineConfig(str(quantized)).quantization, spec), []
+    for place in places(2, 1):
+        cut = Cut(spec, place)
+        load_weights(source, cut.spec, CPU, torch.float32, kept, cut=cut)
+        each.append(bytes_read())
+    size = sum(file.stat().st_size for file in quantized.glob("*.safetensors"))
+    assert 0.9 * size < sum(each) < 1.1 * size, (each, size)
+    assert max(each) < 0.58 * size
