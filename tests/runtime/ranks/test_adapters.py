@@ -43,6 +43,10 @@ def cut_sizes(tensors: int, stages: int) -> dict[str, int]:
     return {"tensor_parallel_size": tensors, "pipeline_parallel_size": stages}
 
 
+ON_NODES = [{**cut_sizes(2, 1), "nnodes": 2}, {**cut_sizes(1, 2), "nnodes": 2}]
+"""Folders of adapters are on each node."""
+
+
 def test_each_row_gives_the_tokens_of_its_merged_model(
     ranks: Ranks, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -54,9 +58,9 @@ def test_each_row_gives_the_tokens_of_its_merged_model(
         loras.append(LoRARequest(kind, number, str(folder)))
         expected.append(greedy(merged(base, folder), PROMPT, 12))
     assert len(set(map(tuple, expected))) == len(expected), "adapters have to be told apart by their tokens"
-    for tensors, stages in CUTS:
-        with ranks(str(base), **SIZES, **cut_sizes(tensors, stages)) as llm:
-            assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2, (tensors, stages)
+    for cut in (*(cut_sizes(*each) for each in CUTS), *ON_NODES):
+        with ranks(str(base), **SIZES, **cut) as llm:
+            assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2, cut
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("llama", [(2, 1), (1, 2)]), ("llama-tied", [(4, 1), (2, 2)])])
@@ -83,9 +87,9 @@ def test_the_embedding_and_the_head_are_adapted(
             assert entry[token].logprob == pytest.approx(float(logits[at, token]), abs=2e-4)
 
 
-@pytest.mark.parametrize(("tensors", "stages"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tensors", "stages", "nodes"), [(2, 1, 1), (1, 2, 1), (2, 1, 2)])
 def test_random_schedules_with_loads_and_unloads(
-    tensors: int, stages: int, ranks: Ranks, tiny_checkpoint: Checkpoint, tmp_path: Path
+    tensors: int, stages: int, nodes: int, ranks: Ranks, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     base = tiny_checkpoint("qwen3")
     names, rng = ["ada", "bo", "cy", "di"], random.Random(f"{tensors} {stages}")
@@ -104,7 +108,7 @@ def test_random_schedules_with_loads_and_unloads(
 
     expected = {str(folder): alone(folder) for folder in (None, *folders)}
     crowded = {"num_gpu_blocks": 14, "max_num_batched_tokens": 16, "max_loras": 2, "max_cpu_loras": 3}
-    with ranks(str(base), **{**SIZES, **crowded}, **cut_sizes(tensors, stages)) as llm:
+    with ranks(str(base), **{**SIZES, **crowded}, **cut_sizes(tensors, stages), nnodes=nodes) as llm:
         loop, told = llm.engine, []
         asked: list[tuple[Any, list[int]]] = []
         for turn in range(400):

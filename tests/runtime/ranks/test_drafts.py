@@ -66,11 +66,13 @@ def places_of(model: str, *, tensor_parallel_size: int = 1, pipeline_parallel_si
 
 
 @pytest.mark.matrix("method")
-@pytest.mark.parametrize(("tensors", "stages"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tensors", "stages", "nodes"), [(2, 1, 1), (1, 2, 1), (1, 2, 2)])
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
-def test_drafts_change_no_answer(method: str, tensors: int, stages: int, ranks: Ranks, tmp_path: Path) -> None:
+def test_drafts_change_no_answer(
+    method: str, tensors: int, stages: int, nodes: int, ranks: Ranks, tmp_path: Path
+) -> None:
     model, seed = two_part_llama(tmp_path, 100 * len(method))
-    cut = {"tensor_parallel_size": tensors, "pipeline_parallel_size": stages}
+    cut = {"tensor_parallel_size": tensors, "pipeline_parallel_size": stages, "nnodes": nodes}
     stats = check(model, speculative(model, method), ranks, seed, **cut)
     assert min(stats.preemptions, stats.prefix_hits) > 0, "the device was meant to be crowded"
 
