@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,19 +19,22 @@ from e2e.scenarios.streams import streaming
 
 PROMPT = "The capital of France is"
 CLIENTS = 3
-# Every rank but the one that schedules is a process of this name.
-KILL_A_RANK = """
+KILL_ONE = """
 import os, signal
 for name in filter(str.isdigit, os.listdir('/proc')):
     try:
         words = open(f'/proc/{name}/cmdline').read().split(chr(0))
     except OSError:
         continue
-    if 'stoker_runtime.ranks.follower' in words:
+    if 'MODULE' in words:
         os.kill(int(name), signal.SIGKILL)
         print(name)
         break
 """
+# Every rank but the one that schedules is a process of this name.
+KILL_A_RANK = KILL_ONE.replace("MODULE", "stoker_runtime.ranks.follower")
+KILL_AN_ENGINE = KILL_ONE.replace("MODULE", "stoker_runtime.engine")
+GENERATED = re.compile(r'^vllm:generation_tokens_total{engine="(\d)".*} (\S+)$', re.MULTILINE)
 READY = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}{"\\n"}'
 
 
@@ -115,6 +120,27 @@ def test_two_ranks_are_one_pod_and_end_together(place: Kube, tiny: dict[str, Any
         assert text(place, "two", 60) == alone
     assert told == ["True", "False", "True"], "Ready at a time when nobody answered"
     assert engine(place, "one")[1:] == (0, True)
+
+
+def test_two_engines_are_one_pod_that_shares_out_requests(place: Kube, tiny: dict[str, Any], say: Say) -> None:
+    """`parallelism.data`: each engine answers, with one text, and one that dies begins the pod's container anew."""
+    place.apply(of_ranks("pair", tiny, data=2))
+    stoker.wait_ready(place, "pair")
+    base = stoker.url(place, "pair")
+    alone = text(place, "pair", 60)
+    with streaming(base, "pair", clients=CLIENTS, tokens=40) as streams:
+        eventually("each client had four answers", lambda: streams.whole >= 4 * CLIENTS, 120)
+    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as page:
+        generated = dict(GENERATED.findall(page.read().decode()))
+    assert generated.keys() == {"0", "1"}
+    assert min(map(float, generated.values())) >= 2 * 40, f"one engine had all: {generated}"
+    pod, began, _ = engine(place, "pair")
+    assert place.run_in(pod, KILL_AN_ENGINE).strip(), "there is no engine"
+    watch = stoker.Stopwatch()
+    eventually("its container began anew", lambda: engine(place, "pair") == (pod, began + 1, True), 240)
+    stoker.wait_ready(place, "pair")
+    say(f"ranks: two engines were Ready {watch.seconds:.1f} s after one was killed")
+    assert text(place, "pair", 60) == alone
 
 
 def test_a_number_that_does_not_divide_is_told_with_those_that_do(place: Kube, say: Say) -> None:

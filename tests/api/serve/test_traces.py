@@ -259,6 +259,7 @@ def test_what_is_missing_or_misspelt_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_that_ends_sends_its_last_spans(processes: list[ServerProcess]) -> None:
+    """Of a request that a real engine's own process has run."""
     with collecting(GRPC) as (collector, url):
         program = [sys.executable, str(Path(__file__).parents[1] / "uniform_server.py"), "ok"]
         server = ServerProcess(program, "--otlp-traces-endpoint", url)
@@ -267,4 +268,8 @@ def test_a_server_that_ends_sends_its_last_spans(processes: list[ServerProcess])
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": [1, 2, 3]}, timeout=60).status_code == 200
         server.signal(signal.SIGTERM)
         assert server.exit_status(60) == 0, server.log
-        assert [span.name for span in collector.spans if span.name == "llm_request"] == ["llm_request"]
+        assert sorted(span.name for span in collector.spans) == ["decode", "llm_request", "prefill", "queue"]
+        [request], *inner = map(collector.named, ("llm_request", "queue", "prefill", "decode"))
+        ends = [span.end_time_unix_nano for [span] in inner]
+        assert request.start_time_unix_nano < ends[0] <= ends[1] <= ends[2] <= request.end_time_unix_nano
+        assert {span.parent_span_id for [span] in inner} == {request.span_id}
