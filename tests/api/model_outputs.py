@@ -149,6 +149,14 @@ FAMILIES = (
         (*_JSON, "<TOOLCALL>", "</TOOLCALL>", "<TOOL", " "),
     ),
     Family(
+        "internlm",
+        'Sure.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": '
+        + ARGUMENTS
+        + '}<|action_end|>\n<|action_start|><|plugin|>{"name": "now", "parameters": {}}<|action_end|>',
+        "<|action_start|><|plugin|>",
+        (*_JSON, "<|action_start|>", "<|plugin|>", "<|action_end|>", '"parameters"', "<|", " "),
+    ),
+    Family(
         "cohere",
         'Sure.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
         + ARGUMENTS

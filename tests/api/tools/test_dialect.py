@@ -83,6 +83,9 @@ MINIMAX = (
     + END
     + "{{ messages[-1].content.split('</think>') | last }}"
 )
+INTERNLM = (
+    LOOP + '<|action_start|><|plugin|>\n{"name": "{{ f.name }}", "parameters": ' + JSON + "}<|action_end|>" + END
+)
 EXAONE_DEEP = "{% for m in messages %}{{ m.content.split('</thought>')[-1] }}{% endfor %}"
 TWO_FAMILIES = HERMES + "[TOOL_CALLS]"
 PASTES = LOOP + "{{ f.arguments }}" + END
@@ -115,6 +118,7 @@ def chosen(source: str, **settings: Any) -> Dialect:
         (COHERE, "cohere", "cohere"),
         (SEED, "seed_oss", "seed_oss"),
         (MINIMAX, "minimax_m2", "qwen3"),
+        (INTERNLM, "internlm", ""),
         (EXAONE_DEEP, "", "exaone_deep"),
         (TWO_FAMILIES, "", ""),
         (PASTES, "", ""),

@@ -81,6 +81,7 @@ TOOL_SIGNS = (
     Sign("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
     Sign("nemotron_json", ("<TOOLCALL>", "</TOOLCALL>")),
     Sign("cohere", ("<|START_ACTION|>", "<|END_ACTION|>", "tool_name")),
+    Sign("internlm", ("<|action_start|>", "<|plugin|>")),
     Sign("seed_oss", ("<seed:tool_call>", "<function=", "<parameter=")),
     Sign("minimax_m2", ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
     Sign("olmo3", ("<function_calls>", "</function_calls>"), ("<invoke",)),

@@ -13,7 +13,13 @@ from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser
 from stoker_runtime.api.tools.parsers.glm import GlmParser
 from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools.parsers.hermes import HermesParser
-from stoker_runtime.api.tools.parsers.listed import CohereParser, GraniteParser, NemotronParser, Phi4MiniParser
+from stoker_runtime.api.tools.parsers.listed import (
+    CohereParser,
+    GraniteParser,
+    InternLMParser,
+    NemotronParser,
+    Phi4MiniParser,
+)
 from stoker_runtime.api.tools.parsers.llama import LlamaParser
 from stoker_runtime.api.tools.parsers.minimax import MinimaxParser
 from stoker_runtime.api.tools.parsers.mistral import MistralParser
@@ -40,6 +46,7 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "phi4_mini_json": Phi4MiniParser,
     "nemotron_json": NemotronParser,
     "cohere": CohereParser,
+    "internlm": InternLMParser,
     "seed_oss": SeedParser,
     "minimax_m2": MinimaxParser,
     "openai": HarmonyParser,

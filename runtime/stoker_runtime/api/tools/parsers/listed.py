@@ -1,9 +1,11 @@
-"""Calls as one JSON list behind a marker: Granite 3, Phi-4-mini, Nemotron Nano and Command R7B, each with its own.
+"""Calls as one JSON list behind a marker: Granite 3, Phi-4-mini, Nemotron Nano, Command R7B and InternLM, each with its
+own.
 
     granite         <|tool_call|>[{"name": …, "arguments": {…}}, …]
     phi4_mini_json  <|tool_call|>[…]<|/tool_call|>
     nemotron_json   <TOOLCALL>[…]</TOOLCALL>
     cohere          <|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}, …]<|END_ACTION|>
+    internlm        <|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>
 
 Invariants: one object without a list is a call, too; what the list holds and is no call becomes content.
 Knows nothing of other families.
@@ -81,3 +83,10 @@ class CohereParser(ListedParser):
     SPECIAL: ClassVar = (OPEN, CLOSE)
     NAME_KEY = "tool_name"
     OTHER_KEYS = frozenset({"tool_call_id"})
+
+
+class InternLMParser(ListedParser):
+    """InternLM 2, 2.5 and 3, which call one at a time."""
+
+    OPEN, CLOSE = "<|action_start|><|plugin|>", "<|action_end|>"
+    SPECIAL: ClassVar = ("<|action_start|>", "<|plugin|>", CLOSE)
