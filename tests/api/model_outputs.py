@@ -101,6 +101,18 @@ FAMILIES = (
         ),
     ),
     Family(
+        "kimi_k2",
+        "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        + ARGUMENTS
+        + "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "<|tool_calls_section_begin|>",
+        (
+            "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+            "<|tool_calls_section_end|>", "<|tool", "functions.", "now", ":1", "\n", '{"a": "', '"}', "{}",
+        ),
+    ),
+    Family(
         "glm45",
         'Sure.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Sankt "Pölten" }{[</arg_value>\n'
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call><tool_call>now\n</tool_call>",

@@ -253,6 +253,11 @@ def test_mistral_ids_are_what_its_templates_accept() -> None:
     assert call.id.isalnum()
 
 
+def test_kimi_ids_are_the_models_own() -> None:
+    found = BY_NAME["kimi_k2"].make().parse(BY_NAME["kimi_k2"].two)
+    assert [each.id for each in found.tool_calls] == ["functions.get_weather:0", "functions.now:1"]
+
+
 def test_declared_strings_stream_while_other_values_wait() -> None:
     parser = BY_NAME["glm45"].make()
     parser.feed("<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>")

@@ -72,6 +72,7 @@ TOOL_SIGNS = (
     ),
     Sign("mistral", ("[TOOL_CALLS]",)),
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    Sign("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
     Sign(
         "llama3_json",
         ("<|start_header_id|>", '"parameters": dictionary of argument name'),

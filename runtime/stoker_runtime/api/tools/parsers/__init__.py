@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stoker_runtime.api.tools.parsers.base import ToolParser
-from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser
+from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser, KimiParser
 from stoker_runtime.api.tools.parsers.glm import GlmParser
 from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools.parsers.hermes import HermesParser
@@ -40,6 +40,7 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "minicpm": PythonicParser,
     "deepseek_v3": DeepSeekParser,
     "deepseek_v31": DeepSeekParser,
+    "kimi_k2": KimiParser,
     "glm45": GlmParser,
     "glm47": GlmParser,
     "granite": GraniteParser,

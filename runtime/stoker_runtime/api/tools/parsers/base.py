@@ -197,10 +197,10 @@ class ToolParser(OutputParser):
             text, self._blank = self._blank, None
         self._text(text)
 
-    def _start(self, name: str) -> None:
-        """Begin a call: nothing of it can become content any more."""
+    def _start(self, name: str, identity: str = "") -> None:
+        """Begin a call: nothing of it can become content any more. `identity`: what the model calls it itself."""
         self._input.forget()
-        self._out.append(CallDelta(self._calls, self._new_id(), name))
+        self._out.append(CallDelta(self._calls, identity or self._new_id(), name))
         self._calls += 1
         self._blank = ""
 
