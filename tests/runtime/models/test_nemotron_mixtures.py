@@ -1,11 +1,12 @@
-"""Nemotron-H's mixtures of experts beyond their rows of the table: quantized checkpoints and weights quantized at load,
-experts without a gate; what a published model takes, and settings that are not understood.
+"""Nemotron-H beyond its rows of the table, dense and with mixtures of experts: quantized checkpoints and weights
+quantized at load, experts without a gate; what a published model takes, and settings that are not understood.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ import torch
 from safetensors.torch import load_file
 from tests.runtime.models.test_quantized_hybrid import assert_rounded, fp8
 from tests.runtime.weights.both_ways import save_both
-from tests.runtime.weights.integer_forms import Quantized, compressed, compressed_config
+from tests.runtime.weights.integer_forms import (
+    AWQ_CONFIG,
+    Quantized,
+    awq,
+    compressed,
+    compressed_config,
+    gptq,
+    gptq_config,
+)
 from tests.runtime.weights.test_fp4_checkpoint import modelopt_config, nvfp4
 from tests.runtime.weights.test_integer_experts import load
 from torch import Tensor
@@ -34,7 +43,7 @@ from stoker_runtime.weights.load import load_weights
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
     "vocab_size": 104, "hidden_size": 96, "layers_block_type": None, "hybrid_override_pattern": "MEM*E", "head_dim": 24,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 80, "mamba_num_heads": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "mamba_num_heads": 8,
     "mamba_head_dim": 12, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 3, "chunk_size": 16,
     "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 160, "routed_scaling_factor": 2.5,
     "moe_shared_expert_intermediate_size": 64, "max_position_embeddings": 256, "eos_token_id": 2,
@@ -56,13 +65,17 @@ FORMATS: dict[str, Way] = {
         modelopt_config("NVFP4", group_size=16, exclude_modules=LEFT), lambda w: nvfp4(w, modelopt=True), "nvfp4"
     ),
     "int4": (compressed_config(32, zeros=True) | {"ignore": LEFT}, lambda w: compressed(w, 32, zeros=True), "int4"),
+    "awq": (AWQ_CONFIG | {"modules_to_not_convert": LEFT}, lambda w: awq(w, 32), "int4"),
+    "gptq": (gptq_config(32, dynamic={f"-:{re.escape(name)}$": {} for name in LEFT}), lambda w: gptq(w, 32), "int4"),
 }  # fmt: skip
+PATTERNS = {"mixtures": SIZES["hybrid_override_pattern"], "dense": "M-M*-"}
 
 
-def made(folder: Path) -> Path:
+def made(folder: Path, kind: str = "mixtures") -> Path:
     import transformers
 
-    config = transformers.NemotronHConfig(**{key: value for key, value in SIZES.items() if value is not None})
+    sizes = SIZES | {"hybrid_override_pattern": PATTERNS[kind]}
+    config = transformers.NemotronHConfig(**{key: value for key, value in sizes.items() if value is not None})
     config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     generator = torch.Generator().manual_seed(17)
@@ -74,10 +87,10 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def write(folder: Path, form: str) -> tuple[Path, Path]:
+def write(folder: Path, form: str, kind: str) -> tuple[Path, Path]:
     """The checkpoint in `folder/q`, and in `folder/d` a dense one of the values that it stands for."""
     config, quantize, _ = FORMATS[form]
-    dense = made(folder / "made")
+    dense = made(folder / "made", kind)
     tensors = load_file(dense / "model.safetensors")
     packed = dict(tensors)
     for name in list(tensors):
@@ -92,13 +105,15 @@ def write(folder: Path, form: str) -> tuple[Path, Path]:
     return save_both(folder, settings, packed, config, tensors)
 
 
+@pytest.mark.matrix("kind", take=5)
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", PATTERNS)
 def test_weights_logits_and_tokens_are_those_of_the_values(
-    form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str, form: str, tmp_path: Path, paged_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers
 
-    quantized, plain = write(tmp_path, form)
+    quantized, plain = write(tmp_path, form, kind)
     ours, theirs = load(quantized), load(plain)
     kinds = []
     for layer, exact in zip(ours.layers, theirs.layers, strict=True):
@@ -112,7 +127,7 @@ def test_weights_logits_and_tokens_are_those_of_the_values(
         for got_values, wanted_values in zip(*pair, strict=True):
             torch.testing.assert_close(got_values, wanted_values, rtol=1e-6, atol=0.0)
     narrow = FORMATS[form][2]
-    # Mamba-2, a mixture's shared expert, Mamba-2 and attention in 16 bits, another shared expert.
+    # Mamba-2, what feeds forward or a mixture's shared expert, Mamba-2 and attention in 16 bits, another of these.
     assert kinds == [*[narrow] * 4, *["dense"] * 4, *[narrow] * 2]
     model = transformers.AutoModelForCausalLM.from_pretrained(plain)
     model.generation_config.eos_token_id = None
