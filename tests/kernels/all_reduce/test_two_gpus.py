@@ -35,6 +35,12 @@ def parts_of(step: int, shape: tuple[int, int], ranks: int, device: torch.device
     return [torch.randn(shape, generator=generator).bfloat16().to(device) for _ in range(ranks)]
 
 
+def checksum(words: torch.Tensor) -> int:
+    """Another one where a number is another, or elsewhere."""
+    at = torch.arange(1, words.numel() + 1, device=words.device)
+    return int((words.flatten().long() * at).sum())
+
+
 def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -54,6 +60,8 @@ def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
         wide = reference.total_add_rms_norm_quant(parts, again, weight, EPS)
         torch.testing.assert_close(quantized.scale, wide.scale, rtol=1e-5, atol=0.0)
         assert (quantized.data.float() == wide.data.float()).float().mean() > 0.99
+        told = exchange(f"{checksum(quantized.data.view(torch.int8))} {checksum(quantized.scale.view(torch.int32))}")
+        assert len(set(told)) == 1, "ranks have other bits"
 
     x = torch.zeros(24, 3584, dtype=torch.bfloat16, device=device)
     sums.sum(x)

@@ -314,15 +314,22 @@ def assert_all_ends(
 
 
 @pytest.mark.parametrize("sizes", [("--pipeline-parallel-size", "2"), ("--tensor-parallel-size", "2")])
-def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(sizes: tuple[str, str]) -> None:
-    """Nodes of one machine, of which each sees one GPU. Spread over nodes, sums go by NCCL: so they do on the one."""
+def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(
+    sizes: tuple[str, str], tmp_path: Path
+) -> None:
+    """Nodes of one machine, of which each sees one GPU and which have nothing between them but TCP. Spread over nodes,
+    sums go by NCCL: so they do on the one.
+    """
     model = ("shape:qwen2.5-7b", "--max-model-len", "1024", "--num-gpu-blocks", "200", "--disable-custom-all-reduce")
     nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    secret = {SECRET_VARIABLE: secrets.token_hex(16)}
+    apart = {
+        SECRET_VARIABLE: secrets.token_hex(16), "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/%p",
+    }  # fmt: skip
     ways: list[list[tuple[tuple[str, ...], dict[str, str]]]] = [
         [(sizes, {})],
         [
-            ((*sizes, *nodes, "--node-rank", str(number)), {"CUDA_VISIBLE_DEVICES": str(number), **secret})
+            ((*sizes, *nodes, "--node-rank", str(number)), {"CUDA_VISIBLE_DEVICES": str(number), **apart})
             for number in (0, 1)
         ],
     ]
@@ -341,6 +348,9 @@ def test_two_nodes_with_a_gpu_each_give_the_tokens_of_one_machine_with_two(sizes
                 server.close()
         wait_for(lambda: nothing_taken(free), "memory of a GPU is left taken")
     assert texts[0] == texts[1]
+    told = [path.read_text() for path in tmp_path.iterdir()]
+    assert sum("via NET/Socket" in each for each in told) == 2
+    assert not any(re.search("via (P2P|SHM)", each) for each in told)
 
 
 def free_bytes() -> list[int]:
