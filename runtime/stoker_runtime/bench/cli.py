@@ -19,7 +19,7 @@ MODES = {
     "offline": ("stoker_runtime.bench.offline_mode", "what LLM.generate costs over the bare loop that it drives"),
     "profile": ("stoker_runtime.bench.profile_step", "one decode step, kernel by kernel, on a GPU"),
     "start": ("stoker_runtime.bench.start_mode", "process start to first token, and the server's host memory"),
-    "ranks": ("stoker_runtime.bench.ranks_mode", "how long a step takes from the leader to the other ranks"),
+    "ranks": ("stoker_runtime.ranks.bench", "how long a step takes from the leader to the other ranks"),
     "http": ("stoker_runtime.bench.http_load", "a running server, by clients that wait for each answer"),
     "soak": ("stoker_runtime.bench.soak.mode", "minutes of mixed load, and what is held, grows or slows by it; faults"),
 }

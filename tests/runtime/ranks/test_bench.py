@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from stoker_runtime.bench import ranks_mode
 from stoker_runtime.errors import EngineError
+from stoker_runtime.ranks import bench
 from stoker_runtime.ranks.wire import Wire
 from stoker_runtime.step.batch import Batch
 
 
 def test_each_kind_of_step_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     rows = random.randrange(2, 90)
-    assert ranks_mode.main(["--readers", "2", "--rows", str(rows), "--steps", "30"]) == 0
+    assert bench.main(["--readers", "2", "--rows", str(rows), "--steps", "30"]) == 0
     _, _, *lines = capsys.readouterr().out.splitlines()
     found = [line.split() for line in lines]
-    assert [line[:3] for line in found] == [["3", str(rows), kind] for kind in ranks_mode.KINDS]
+    assert [line[:3] for line in found] == [["3", str(rows), kind] for kind in bench.KINDS]
     for *_, encode, median, p99 in found:
         assert 0 < float(encode) < float(median) <= float(p99)
 
@@ -31,4 +31,4 @@ def test_steps_that_come_as_others_are_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Wire, "encode", damaged)
     with pytest.raises(EngineError, match="other steps than were written"):
-        ranks_mode.measure(1, "same", 3, 8)
+        bench.measure(1, "same", 3, 8)
