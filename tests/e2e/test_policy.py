@@ -84,6 +84,23 @@ def test_a_services_own_policy_is_translated(component: str) -> None:
     assert ("ip saddr 10.0.0.9 jump" in found) == (component != "fetch"), "answers clients, and so is isolated"
 
 
+@pytest.mark.parametrize(
+    ("labels", "let_in"), [({"role": "epp"}, ["10.0.0.4"]), ({}, ["10.0.0.1", "10.0.0.2", "10.0.0.4"])]
+)
+def test_events_are_for_the_picker_or_for_its_namespace(labels: dict[str, str], let_in: list[str]) -> None:
+    pool = {"endpointPickerRef": {"name": "epp"}, "kvEvents": {"port": 5601, "pickerLabels": labels}}
+    spec = {"model": {"uri": "hf://org/model"}, "resources": {"gpus": 0}, "endpoint": {"inferencePool": pool}}
+    head = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService"}
+    service = parse(head | {"metadata": {"name": "demo", "namespace": "a", "uid": "u", "generation": 1}, "spec": spec})
+    chosen = pod("pod", "a", "10.0.0.9", **{"app.kubernetes.io/component": "engine"})
+    chosen["metadata"]["labels"] |= {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "demo"}
+    pickers = [pod("epp", "a", "10.0.0.4", role="epp"), pod("epp", "b", "10.0.0.5", role="epp")]
+    found = rules([network_policy(service)], [*PODS, *pickers, chosen], NAMESPACES).splitlines()
+    ways = [line.split() for line in found if line.endswith("tcp dport 5601 return")]
+    assert sorted({way[2] for way in ways} - {"10.0.0.9"}) == let_in
+    assert [line.strip() for line in found].count("tcp dport 8000 return") == 1, "the API is everyone's"
+
+
 def test_what_is_not_translated_is_refused() -> None:
     with pytest.raises(Unsupported, match="matchFields"):
         lines(policy("a", podSelector={"matchFields": []}))

@@ -80,6 +80,33 @@ def test_a_group_takes_its_arguments(service: Build, settings: Settings, model: 
     assert (config.tensor_parallel_size, config.pipeline_parallel_size, config.local_ranks) == (3, 2, 2)
 
 
+@pytest.mark.parametrize("spec", [{}, {"resources": {"gpus": 3, "nodes": 2}, "parallelism": {"tensor": 6}}], ids=str)
+def test_each_pod_publishes_under_its_own_address(
+    service: Build, settings: Settings, model: FetchedModel, spec: dict[str, Any]
+) -> None:
+    """As the kubelet gives the argument to it: with the variables put in, that of the pod's address among them."""
+    events = {"inferencePool": {"endpointPickerRef": {"name": "epp"}, "kvEvents": {"port": 7117}}}
+    names = {"uri": "hf://org/model", "servedNames": ["org/model:1", "alias"]}
+    template = manifests.revision_template(service(**spec, endpoint=events, model=names), settings, model)
+    [engine] = template["spec"]["containers"]
+    fields = {item["name"]: item["valueFrom"] for item in engine["env"] if "fieldRef" in item.get("valueFrom", {})}
+    assert {name: field["fieldRef"]["fieldPath"] for name, field in fields.items()} == {"POD_IP": "status.podIP"}
+    said = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
+    secret = {"STOKER_NODE_SECRET": "a secret of enough letters"} if spec else {}
+    topics = []
+    for address in ("10.12.0.7", "fd00:10::a"):
+        known = said | {"POD_IP": address}
+        _, *rest = [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], each) for each in engine["args"]]  # noqa: B023
+        config = parse_serve(rest, secret).engine.validate()
+        assert config.publishes_kv_events
+        assert config.kv_events_config is not None
+        assert (config.kv_events_config.endpoint, config.kv_events_config.replay_endpoint) == ("tcp://*:7117", None)
+        topics.append(config.kv_events_config.topic)
+    assert topics == ["kv@10.12.0.7:8000@org/model:1", "kv@fd00:10::a:8000@org/model:1"]
+    [listens] = [port["containerPort"] for port in engine["ports"] if port["name"] == "kv-events"]
+    assert listens == 7117
+
+
 def test_the_engine_follows_the_list_that_the_operator_writes(
     service: Build, settings: Settings, model: FetchedModel, tmp_path: Path
 ) -> None:

@@ -78,6 +78,17 @@ GOOD: list[dict[str, Any]] = [
         },
         "autoscaling": {"min": 1, "max": 2},
     },
+    {"endpoint": {"inferencePool": {"endpointPickerRef": {"name": "epp"}, "kvEvents": {}}}},
+    {
+        "endpoint": {
+            "inferencePool": {
+                "endpointPickerRef": {"name": "epp"},
+                "kvEvents": {"port": 7117, "pickerLabels": {"app": "epp", "example.com/team": ""}},
+            }
+        },
+        "runtime": {"args": ["--runner", "generate"], "env": [{"name": "MY_POD_IP", "value": "x"}]},
+    },
+    {"runtime": {"args": ["--kv-events-config", "{}"], "env": [{"name": "POD_IP", "value": "x"}]}},
     {"endpoint": {"port": 80}},
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"endpoint": {"rateLimit": {"requestsPerMinute": 7}}},

@@ -60,6 +60,9 @@ def runnable(found: Manifests) -> None:
         if parse(service).endpoint.pod_tls is not None:
             text = "`stoker up` serves this machine alone, by HTTP; leave it out"
             raise ManifestError(f"The {KIND} {name!r} has endpoint.podTLS; {text}.")
+        if parse(service).endpoint.kv_events is not None:
+            text = "`stoker up` serves this machine alone, where no picker follows events; leave it out"
+            raise ManifestError(f"The {KIND} {name!r} has endpoint.inferencePool.kvEvents; {text}.")
         if parse(service).cache.mode == "Image":
             text = "`stoker up` mounts no images; leave it out and name the model by another URI"
             raise ManifestError(f"The {KIND} {name!r} has cache.mode: Image; {text}.")

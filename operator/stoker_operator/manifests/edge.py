@@ -1,7 +1,8 @@
 """What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, InferencePool, and the URL that clients use.
 
 Invariants: answers are streamed, so nothing on the way may buffer them or cut them after a time of its own; an engine
-pod is reached on its one port, and reaches nothing itself unless it fetches its model, or sends traces.
+pod is reached on its one port, by a picker on that of KV events, and reaches nothing itself unless it fetches its
+model, or sends traces.
 Knows nothing of who implements the objects.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
+from stoker_operator.manifests import kv_events
 from stoker_operator.manifests.canary import canary_name
 from stoker_operator.manifests.identity import Manifest, child, members_selector, pods_selector, selector, stamped
 from stoker_operator.manifests.network import service_url
@@ -46,8 +48,9 @@ def public_url(service: InferenceService) -> str:
 
 
 def network_policy(service: InferenceService, *, grouped: bool = False) -> Manifest:
-    """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests; to
-    anywhere, where each pod fetches for itself (cache.mode: None).
+    """In: the API's port, from anywhere; that of KV events, where there are any, from the picker. Out: nothing; the
+    model is on a volume, and answers follow their requests; to anywhere, where each pod fetches for itself
+    (cache.mode: None).
 
     With a collector of traces, out: its port and names. A policy knows no names of hosts, so the port is all it says.
     The pods of groups (`grouped`) reach each other on every port, for the engine's libraries let the system choose, and
@@ -63,7 +66,11 @@ def network_policy(service: InferenceService, *, grouped: bool = False) -> Manif
     spec = {
         "podSelector": members_selector(service) if grouped else pods_selector(service),
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}, *([{"from": members}] if members else [])],
+        "ingress": [
+            {"ports": [{"port": PORT, "protocol": "TCP"}]},
+            *kv_events.openings(service),
+            *([{"from": members}] if members else []),
+        ],
         "egress": [{}] if service.cache.mode == "None" else out,
     }
     return stamped(policy | {"spec": spec})

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.manifests import adapters, copies, pod, tls
+from stoker_operator.manifests import adapters, copies, kv_events, pod, tls
 from stoker_operator.manifests.cache import engine_volume, served_path
 from stoker_operator.manifests.fetching.asking import (
     again_arguments,
@@ -255,7 +255,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
     arguments += [*tls.arguments(service), *_limit_arguments(service)]
     if service.observability.otlp_endpoint:
         arguments += ["--otlp-traces-endpoint", service.observability.otlp_endpoint]
-    arguments += adapters.engine_arguments(service)
+    arguments += [*adapters.engine_arguments(service), *kv_events.arguments(service, PORT)]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
     return {
         "name": "engine",
@@ -265,12 +265,13 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         "env": [
             {"name": "HOME", "value": "/tmp"},
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
+            *kv_events.variables(service),
             *(_own_settings() if runtime.env_from else ()),
             *_threads(service),
             *(dict(item) for item in runtime.env),
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}, *kv_events.ports(service)],
         "resources": _resources(service, model),
         "securityContext": dict(pod.CONTAINER_SECURITY),
         "terminationMessagePath": pod.TERMINATION_LOG,

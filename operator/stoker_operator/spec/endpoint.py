@@ -6,16 +6,27 @@ Knows nothing of the children an InferenceService gets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from stoker_operator.spec import engine_guard
+from stoker_operator.spec.engine_arguments import told, variable
 from stoker_operator.spec.reader import Reader
 
 DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 DNS_LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 HOST_PATTERN = r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
 OTLP_PATTERN = r"^(https?://[^ /?#@]+(/[^ ?#]*)?)?$"
 MOST_A_MINUTE = 1_000_000_000
+# The variable of a pod's own address, which the topic of its KV events names.
+POD_IP = "POD_IP"
+# On which an engine's pod listens for clients, and the pods of a group for each other.
+TAKEN_PORTS = (8000, 29500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +64,27 @@ class HttpRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Each pod publishes what its prefix cache gains and loses, at `port`. `picker_labels`: of the pods of the
+    namespace that may connect; none, every one may.
+    """
+
+    port: int = 5557
+    picker_labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class InferencePool:
     """An InferencePool of the pods, whose endpoint picker is a Service of the same namespace.
 
     `failure_mode`: what a Gateway does with a request while the picker does not answer: FailClose refuses it, FailOpen
-    sends it to any pod.
+    sends it to any pod. `kv_events` None: nothing is told of prefix caches.
     """
 
     picker: str
     port: int = 9002
     failure_mode: str = "FailClose"
+    kv_events: KvEvents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,11 @@ class Endpoint:
     rate_limit: RateLimit = NO_LIMIT
     pod_tls: PodTls | None = None
     network_policy: bool = True
+
+    @property
+    def kv_events(self) -> KvEvents | None:
+        """What the pods publish for the pool's picker, if anything."""
+        return self.inference_pool.kv_events if self.inference_pool is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +239,53 @@ def _inference_pool(r: Reader) -> InferencePool:
         picker=reference.text("name", pattern=DNS_LABEL_PATTERN, longest=63, required=True),
         port=reference.integer("port", least=1, most=65535, default=9002),
         failure_mode=reference.choice("failureMode", ("FailClose", "FailOpen")),
+        kv_events=_kv_events(r.mapping("kvEvents")) if "kvEvents" in r.raw else None,
     )
     reference.finish()
     r.finish()
     return pool
+
+
+def _kv_events(r: Reader) -> KvEvents:
+    found = KvEvents(
+        r.integer("port", least=1024, most=65535, default=5557),
+        r.text_map("pickerLabels", pattern=LABEL_VALUE_PATTERN, most=16, longest=63),
+    )
+    for key in found.picker_labels:
+        if re.search(LABEL_KEY_PATTERN, key) is None:
+            r.problems.append(f"{r.path}.pickerLabels: {key!r} must be a label, as key or domain/key")
+    if found.port in TAKEN_PORTS:
+        r.problems.append(f"{r.path}.port: is {found.port}, where a pod listens already; choose another one")
+    r.finish()
+    return found
+
+
+def kv_events_problems(args: Sequence[str], env: Sequence[Mapping[str, Any]], engines: int) -> Iterator[str]:
+    """What does not go with endpoint.inferencePool.kvEvents, of an engine's arguments and variables, and of several."""
+    path = "endpoint.inferencePool.kvEvents"
+    if engines > 1:
+        yield f"spec.{path}: tells of one engine's cache; it needs parallelism.data of 1, with replicas in its place"
+    if engine_guard.says("kv-events-config", args):
+        yield f"spec.runtime.args: --kv-events-config is what {path} sets; leave one of them out"
+    names = {str(item.get("name")) for item in env}
+    if variable("kv-events-config") in names:
+        yield f"spec.runtime.env: {variable('kv-events-config')} is what {path} sets; leave one of them out"
+    if POD_IP in names:
+        yield f"spec.runtime.env: {POD_IP} is the pod's own address beside {path}; give yours another name"
+    said = told(args, env, ("runner", "enable-prefix-caching"))
+    if said.get("runner", "auto") not in ("auto", "generate"):
+        yield f"spec.runtime.args: a model that pools (--runner) has no prefix cache; leave {path} out"
+    if said.get("enable-prefix-caching", "true").lower() in ("false", "0", "no", "off"):
+        yield f"spec.runtime.args: {path} tells of the prefix cache; leave it out, or --no-enable-prefix-caching"
+
+
+def never_wakes_problems(endpoint: Endpoint) -> Iterator[str]:
+    """What a service that sleeps cannot have."""
+    needed = "it needs autoscaling.min of at least 1"
+    if endpoint.inference_pool is not None:
+        yield f"spec.endpoint.inferencePool: holds pods alone, so no request would wake the service; {needed}"
+    if endpoint.pod_tls is not None:
+        yield f"spec.endpoint.podTLS: the activator, which holds requests while no pod runs, speaks HTTP; {needed}"
 
 
 def read_observability(r: Reader) -> Observability:

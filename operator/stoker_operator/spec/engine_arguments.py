@@ -10,8 +10,9 @@ Knows nothing of what flags mean and of which are the operator's own.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stoker_operator.spec.engine_table import (
     ALIASES,
@@ -96,6 +97,22 @@ def variable(name: str) -> str:
 
 VARIABLES = {variable(name): name for name in SETTINGS}
 VLLM_VARIABLES = frozenset(map(variable, (*VLLM_SWITCHES, *VLLM_ONE_WORD, *VLLM_WORD, *VLLM_WORDS)))
+
+
+def told(args: Sequence[str], env: Sequence[Mapping[str, Any]], names: Container[str]) -> dict[str, str]:
+    """What arguments and variables say of some settings, by their names: a flag wins over a variable, and the last flag
+    over those before it.
+    """
+    found = {
+        VARIABLES[item["name"]]: str(item["value"])
+        for item in env
+        if VARIABLES.get(item["name"], "") in names and "value" in item
+    }
+    for each in read(args):
+        if each.ours and each.name in names and (each.values or each.name in SWITCHES):
+            switched = "false" if each.spelled.lstrip("-").startswith("no") else "true"
+            found[each.name] = each.values[0] if each.values else switched
+    return found
 
 
 def is_unknown_variable(name: str) -> bool:

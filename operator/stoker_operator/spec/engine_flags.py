@@ -1,4 +1,5 @@
-"""What a spec tells the engine by `runtime.args` and `runtime.env`, for sums that the operator does before a pod runs.
+"""What a spec tells the engine by `runtime.args` and `runtime.env`, or by a field that stands for a flag, for sums that
+the operator does before a pod runs.
 
 Invariants: a flag wins over a variable and the last flag over those before it, as in the engine. What a spec does not
 say itself (a variable from a Secret or ConfigMap, a file given by --config) is not seen; what the engine will refuse
@@ -12,13 +13,13 @@ import math
 import re
 from collections.abc import Mapping
 
-from stoker_operator.spec.engine_arguments import VARIABLES, read
-from stoker_operator.spec.engine_table import SWITCHES
+from stoker_operator.spec.engine_arguments import told
 from stoker_operator.spec.service import InferenceService
 
+_KV_EVENTS = "kv-events-config"
 _NAMES = (
     "swap-space", "num-cpu-blocks", "num-gpu-blocks", "block-size", "max-num-batched-tokens", "gpu-memory-utilization",
-    "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras", "speculative-config", "kv-events-config",
+    "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras", "speculative-config", _KV_EVENTS,
     "disable-hybrid-kv-cache-manager", "num-state-snapshots", "enable-prefix-caching", "quantize-head",
     "quantize-embedding", "batch-invariant", "dtype", "runner",
 )  # fmt: skip
@@ -27,16 +28,8 @@ _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20,
 
 def given(service: InferenceService) -> Mapping[str, str]:
     """What is said of the flags above, by their names."""
-    found = {
-        VARIABLES[item["name"]]: str(item["value"])
-        for item in service.runtime.env
-        if VARIABLES.get(item["name"]) in _NAMES and "value" in item
-    }
-    for each in read(service.runtime.args):
-        if each.ours and each.name in _NAMES and (each.values or each.name in SWITCHES):
-            switched = "false" if each.spelled.lstrip("-").startswith("no") else "true"
-            found[each.name] = each.values[0] if each.values else switched
-    return found
+    found = told(service.runtime.args, service.runtime.env, _NAMES)
+    return found if service.endpoint.kv_events is None else found | {_KV_EVENTS: "endpoint.inferencePool.kvEvents"}
 
 
 def number(text: str) -> float:

@@ -21,6 +21,8 @@ from stoker_operator.spec.canary import Canary, read_canary
 from stoker_operator.spec.endpoint import (
     Endpoint,
     Observability,
+    kv_events_problems,
+    never_wakes_problems,
     read_endpoint,
     read_observability,
 )
@@ -264,16 +266,6 @@ def _read(raw: Mapping[str, Any], tolerate_unknown: bool) -> InferenceService:
 
 
 _LATELY = Lately(_read)
-POOL_NEVER_WAKES = (
-    "spec.endpoint.inferencePool: holds pods alone, so no request would wake the service; it needs autoscaling.min of "
-    "at least 1"
-)
-
-
-TLS_NEVER_WAKES = (
-    "spec.endpoint.podTLS: the activator, which holds requests while no pod runs, speaks HTTP; it needs "
-    "autoscaling.min of at least 1"
-)
 
 
 def _cross_field_problems(service: InferenceService) -> list[str]:
@@ -315,10 +307,10 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
-        if service.endpoint.inference_pool is not None and service.autoscaling.scale_to_zero is not None:
-            found.append(POOL_NEVER_WAKES)
-        if service.endpoint.pod_tls is not None and service.autoscaling.scale_to_zero is not None:
-            found.append(TLS_NEVER_WAKES)
+        if service.autoscaling.scale_to_zero is not None:
+            found.extend(never_wakes_problems(service.endpoint))
+    if service.endpoint.kv_events is not None:
+        found.extend(kv_events_problems(service.runtime.args, service.runtime.env, service.parallelism.data))
     return found
 
 

@@ -287,7 +287,8 @@ def open_events(loop: Loop, config: EngineConfig) -> KvEventPublisher | None:
     if settings is None or not settings.publishes:
         return None
     if not isinstance(loop, StepLoop) or loop.journal is None:
-        raise ConfigError("kv_events_config: a model that pools has no prefix cache.", param="kv_events_config")
+        told = "kv_events_config: a model that pools has no prefix cache to tell of; leave --kv-events-config out."
+        raise ConfigError(told, param="kv_events_config")
     adapters = loop.adapters
     return KvEventPublisher(settings, loop.journal, lambda: adapters.served)
 

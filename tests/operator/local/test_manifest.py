@@ -68,6 +68,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("{gpus: 0}", "{gpus: 0, nodes: 2}\n  parallelism: {tensor: 4}", "resources.nodes of more than 1"),
         ("{gpus: 0}", "{gpus: 0}\n  model: {uri: 'file:///m', adapters: []}", "model.adapters"),
         ("{gpus: 0}", "{gpus: 0}\n  model: {uri: 'oci://r.io/m'}\n  cache: {mode: Image}", "cache.mode: Image"),
+        (
+            "{gpus: 0}",
+            "{gpus: 0}\n  endpoint: {inferencePool: {endpointPickerRef: {name: e}, kvEvents: {}}}",
+            "inferencePool.kvEvents",
+        ),
         ("{gpus: 0}", "{gpus: 0}\n  podTemplate: {spec: {containers: [{name: p, image: x}]}}", "containers of its own"),
     ],
 )

@@ -68,6 +68,13 @@ def test_flags_that_keep_all_pages_count_all_layers(service: Build, runtime: dic
     assert fit.verdict == "Fits"
 
 
+def test_pods_that_publish_keep_all_pages(service: Build) -> None:
+    pool = {"inferencePool": {"endpointPickerRef": {"name": "epp"}, "kvEvents": {}}}
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-H200"]}, endpoint=pool), GEMMA)
+    assert fit is not None
+    assert fit.kv_gib == pytest.approx(62.0, abs=0.1)
+
+
 def test_a_long_context_fits_where_its_whole_pages_would_not(service: Build) -> None:
     def verdict(**runtime: Any) -> str:
         fit = assess(service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-H100-80GB-HBM3"]}, runtime=runtime), GEMMA)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.core import describe_ready, make_loop
+from stoker_runtime.engine.core import describe_ready, make_loop, open_events
 from stoker_runtime.engine.pooling_loop import PoolingLoop, finish_vector
-from stoker_runtime.errors import CapacityError, EngineError, RequestError
+from stoker_runtime.errors import CapacityError, ConfigError, EngineError, RequestError
+from stoker_runtime.kv_events_settings import KvEventsConfig
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
@@ -245,3 +246,10 @@ def test_scores_pass_through_a_sigmoid_where_the_model_has_one(logit: float) -> 
     assert finish_vector(row, PoolingParams(), plain).tolist() == [logit]
     expected = 0.0 if logit < -700 else 1.0 / (1.0 + math.exp(-logit))
     np.testing.assert_allclose(finish_vector(row, PoolingParams(), replace(plain, sigmoid=True)), [expected], rtol=1e-6)
+
+
+def test_there_is_no_cache_to_tell_of() -> None:
+    loop, _ = make()
+    with pytest.raises(ConfigError, match=r"pools has no prefix cache to tell of; leave --kv-events-config out\."):
+        open_events(loop, EngineConfig("m", kv_events_config=KvEventsConfig(True)))
+    assert open_events(loop, EngineConfig("m", kv_events_config=KvEventsConfig(False))) is None
