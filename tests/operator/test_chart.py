@@ -417,9 +417,10 @@ def test_the_activator_comes_with_its_switch_and_the_least_rights(render: Render
     [container] = pod["containers"]
     assert deployment["spec"]["replicas"] == 2
     assert container["args"][0] == "activator"
-    assert activator_arguments(container["args"][1:], {}).held_mib == 256
+    process = activator_arguments(container["args"][1:], {})
+    assert (process.held_mib, process.drain_seconds) == (256, 660)
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["terminationGracePeriodSeconds"] == 660
+    assert pod["terminationGracePeriodSeconds"] > process.drain_seconds + process.leave_seconds
     [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-activator")]
     assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
         (["endpointslices"], ["list", "watch"]),
