@@ -206,16 +206,16 @@ async def test_at_the_end_whoever_a_pod_has_not_answered_is_told_so_and_half_an_
 
     engine.tell = slow
     front.becomes(pods=(engine.pod,))
-    half = await client.post(f"{front.url}/v1/completions", json={"stream": True})
-    assert await half.content.readuntil(b"\n\n") == b"data: 1\n\n"
-    unanswered = asyncio.create_task(post(client, front, {}))
-    await eventually(lambda: len(engine.got) == 2)
-    front.handler.end()
-    status, said, headers = await unanswered
-    assert (status, said["error"]["type"]) == (503, "service_unavailable")
-    assert int(headers["Retry-After"]) >= 1
-    with pytest.raises(aiohttp.ClientError):
-        await half.content.read()
+    async with client.post(f"{front.url}/v1/completions", json={"stream": True}) as half:
+        assert await half.content.readuntil(b"\n\n") == b"data: 1\n\n"
+        unanswered = asyncio.create_task(post(client, front, {}))
+        await eventually(lambda: len(engine.got) == 2)
+        front.handler.end()
+        status, said, headers = await unanswered
+        assert (status, said["error"]["type"]) == (503, "service_unavailable")
+        assert int(headers["Retry-After"]) >= 1
+        with pytest.raises(aiohttp.ClientError):
+            await half.content.read()
     await asyncio.wait_for(engine.left.wait(), 20)
     await eventually(lambda: front.handler.under_way == 0)
     assert counted("ended") == before + 2
