@@ -28,7 +28,7 @@ ACTIVATOR_HELD = Gauge("stoker_activator_held_requests", "Requests that wait for
 ACTIVATOR_BYTES = Gauge("stoker_activator_held_bytes", "Bytes of all requests' bodies that are kept now.")
 ACTIVATOR_REQUESTS = Counter(
     "stoker_activator_requests",
-    "Requests by what became of them: forwarded, or full, expired, gone, refused, large, failed, left.",
+    "Requests by what became of them: forwarded, or full, expired, ended, gone, refused, large, failed, left.",
     (*_SERVICE, "result"),
 )
 ACTIVATOR_WAKES = Counter("stoker_activator_wakes", "Sleeps that this replica asked to end.", _SERVICE)

@@ -417,9 +417,10 @@ def test_the_activator_comes_with_its_switch_and_the_least_rights(render: Render
     [container] = pod["containers"]
     assert deployment["spec"]["replicas"] == 2
     assert container["args"][0] == "activator"
-    assert activator_arguments(container["args"][1:], {}).held_mib == 256
+    process = activator_arguments(container["args"][1:], {})
+    assert (process.held_mib, process.drain_seconds) == (256, 660)
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["terminationGracePeriodSeconds"] == 660
+    assert pod["terminationGracePeriodSeconds"] > process.drain_seconds + process.leave_seconds
     [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-activator")]
     assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
         (["endpointslices"], ["list", "watch"]),
@@ -435,8 +436,8 @@ def test_the_activator_comes_with_its_switch_and_the_least_rights(render: Render
 
 def test_the_gateway_comes_with_its_switch_and_the_least_rights(render: Render) -> None:
     assert "gateway" not in {item["metadata"]["name"].rpartition("-")[2] for item in render()}
-    values = "apiKeysSecretRef.name=team,gateway.drainSeconds=91,networkPolicy.enabled=true"
-    manifests = render(f"--set=gateway.enabled=true,gateway.{values}")
+    values = "apiKeysSecretRef.name=team,gateway.drainSeconds=91,gateway.rateLimit.requestsPerMinute=120000"
+    manifests = render(f"--set=gateway.enabled=true,gateway.{values},networkPolicy.enabled=true")
     mine = [item for item in manifests if item["metadata"]["name"].startswith("stoker-gateway")]
     assert {item["kind"] for item in mine} >= {"ServiceAccount", "Service", "Deployment", "NetworkPolicy"}
     [deployment] = of_kind(mine, "Deployment")
@@ -444,7 +445,9 @@ def test_the_gateway_comes_with_its_switch_and_the_least_rights(render: Render) 
     [prepare, envoy], [teller] = pod["initContainers"], pod["containers"]
     told_once, told_always = (gateway_arguments(each["args"][1:], {}) for each in (prepare, teller))
     assert told_once.prepare
-    assert replace(told_once, prepare=False) == replace(told_always, keys_file="", drain_seconds=600.0)
+    assert told_always.requests_per_minute == 120_000
+    plain = replace(told_always, keys_file="", drain_seconds=600.0, requests_per_minute=0)
+    assert replace(told_once, prepare=False) == plain
     assert envoy["args"][:2] == ["--config-path", f"{told_always.folder}/envoy.json"]
     assert {port["name"]: port["containerPort"] for port in envoy["ports"]} == {
         "http": told_always.port, "metrics": told_always.metrics_port,

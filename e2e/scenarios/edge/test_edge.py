@@ -25,9 +25,10 @@ from e2e.scenarios.kube import Kube, eventually
 
 LARGEST = 4096
 PER_MINUTE = 4
+TOKENS = 60
 # Kubelets bring a Secret to their pods within a minute and what their cache adds.
 KUBELET_SECONDS = 240
-KEYS = ["sk-search-1 name=search", "sk-nightly-1 name=nightly"]
+KEYS = ["sk-search-1 name=search", "sk-nightly-1 name=nightly", "sk-texts-1 name=texts rpm=0"]
 
 
 def secret(name: str, **data: str) -> dict[str, Any]:
@@ -161,7 +162,8 @@ def shut_out(caller: Caller, base: str) -> bool:
 
 def test_keys_limits_and_bounds(place: Kube, say: Say) -> None:
     place.apply(secret("keys", keys="\n".join(KEYS)))
-    ends = {"auth": {"apiKeysSecretRef": {"name": "keys"}}, "rateLimit": {"requestsPerMinute": PER_MINUTE}}
+    limits = {"requestsPerMinute": PER_MINUTE, "tokensPerMinute": TOKENS}
+    ends = {"auth": {"apiKeysSecretRef": {"name": "keys"}}, "rateLimit": limits}
     place.apply(stoker.service("model", endpoint=ends, runtime={"args": [f"--max-body-bytes={LARGEST}"]}))
     stoker.wait_ready(place, "model")
     base, before = stoker.url(place, "model"), unchanged(place)
@@ -178,9 +180,11 @@ def test_keys_limits_and_bounds(place: Kube, say: Say) -> None:
     watch = stoker.Stopwatch()
     time.sleep(seconds)
     assert complete(search) == "length", "who waited as long as was said is let in"
+    owe_tokens(client("sk-texts-1"))
+    assert complete(nightly) == "length", "another key owes nothing"
     say(f"edge: a key was told to wait {seconds} s and was let in after {watch.seconds:.0f} s")
 
-    place.apply(secret("keys", keys="\n".join(["sk-search-2 name=search", KEYS[1]])))
+    place.apply(secret("keys", keys="\n".join(["sk-search-2 name=search", *KEYS[1:]])))
     watch = stoker.Stopwatch()
     eventually("the new key holds", lambda: lists(client("sk-search-2")), KUBELET_SECONDS)
     eventually("the old one does not", lambda: not lists(search), KUBELET_SECONDS)
@@ -207,6 +211,23 @@ def use_up(client: openai.OpenAI) -> int:
     seconds = int(refused.response.headers["retry-after"])
     assert 1 <= seconds <= 60 / PER_MINUTE + 1
     return seconds
+
+
+def owe_tokens(client: openai.OpenAI) -> None:
+    """An answer longer than what is left is given whole, and paid back before the next one."""
+    with pytest.raises(openai.BadRequestError) as never:
+        complete(client, "word " * 2 * TOKENS)
+    assert never.value.code == "prompt_exceeds_rate_limit"
+    long = client.completions.create(model="model", prompt="Count:", max_tokens=2 * TOKENS, temperature=0,
+                                     extra_body={"ignore_eos": True})  # fmt: skip
+    assert long.usage is not None
+    assert long.usage.completion_tokens == 2 * TOKENS
+    with pytest.raises(openai.RateLimitError) as refused:
+        complete(client)
+    headers = refused.value.response.headers
+    assert (headers["x-ratelimit-limit-tokens"], headers["x-ratelimit-remaining-tokens"]) == (str(TOKENS), "0")
+    # A minute's is owed, a token a second; a part of it is paid back by now.
+    assert 20 <= int(headers["retry-after"]) <= 70
 
 
 def lists(client: openai.OpenAI) -> bool:

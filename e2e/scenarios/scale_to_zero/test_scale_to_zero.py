@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def displaced(asking: Asking, order: list[str]) -> dict[int, int]:
     places = {request: at for at, request in enumerate(order)}
     found = {at: places[asked.id] for at, asked in enumerate(asking.all)}
     return {at: there for at, there in found.items() if abs(at - there) > 2 * BATCH}
+
+
+def cluster_time(kube: Kube) -> datetime:
+    """What the API server says that it is now."""
+    kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "clock"}})
+    made = str(kube.get("configmap", "clock")["metadata"]["creationTimestamp"])
+    kube.kubectl("delete", "configmap", "clock")
+    return datetime.fromisoformat(made)
 
 
 def fetch(url: str) -> int:
@@ -157,6 +166,55 @@ def test_more_than_may_wait_are_told_when_to_come_again(place: Kube) -> None:
     assert not any(asked.error for asked in held)
     assert all(int(asked.retry_after) >= 1 for asked in turned)
     assert max(asked.answered for asked in turned) < min(asked.answered for asked in held), "they were held, too"
+
+
+def test_who_waited_as_long_as_may_be_is_told_when_to_come_again(place: Kube) -> None:
+    """While no pod can be made, for a quota."""
+    place.apply(sleeper("model", scaleToZero=SCALING["scaleToZero"] | {"maxWait": "9s"}))
+    stoker.wait_ready(place, "model")
+    eventually("it sleeps", asleep(place), 120)
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    place.apply(quota)
+    place.wait("jsonpath={.status.hard.pods}=0", "resourcequota/none", 60)
+    asking = Asking(stoker.url(place, "model"), "model")
+    asked = asking.send()
+    asking.end()
+    assert (asked.status, '"expired"' in asked.error) == (503, True), asked.error
+    assert int(asked.retry_after) >= 1
+    assert 9 <= asked.answered - asked.sent < 9 + OWN_SECONDS
+    assert not stoker.engine_pods(place, "model")
+    assert state(place)["state"] == "Waking"
+    place.kubectl("delete", "resourcequota", "none")
+    place.merge("infsvc", "model", {"spec": {"autoscaling": {"scaleToZero": {"maxWait": "3m"}}}})
+    stoker.wait_reason(place, "model", "Serving")
+    asking.send()
+    asking.end()
+    assert [bool(each.error) for each in asking.all] == [True, False], asking.all[-1].error
+
+
+def test_its_schedule_wakes_it_and_lets_it_sleep_again(place: Kube, say: Say) -> None:
+    """Nobody asks. A schedule knows minutes, so the hours are the next but one minute and the two after it."""
+    place.apply(sleeper("model"))
+    stoker.wait_ready(place, "model")
+    eventually("it sleeps", asleep(place), 120)
+    begins = cluster_time(place).replace(second=0) + timedelta(minutes=2)
+    ends = begins + timedelta(minutes=3)
+    hours = {edge: f"{at.minute} {at.hour} * * *" for edge, at in (("start", begins), ("end", ends))}
+    place.merge("infsvc", "model", {"spec": {"autoscaling": {"scaleToZero": {"schedule": [hours]}}}})
+    told = f"{begins:%Y-%m-%dT%H:%M:%SZ}"
+    eventually("it says when it wakes", lambda: state(place).get("wakesAt") == told, 60)
+    assert asleep(place)(), "it woke before its time"
+    eventually("it wakes", lambda: state(place)["state"] == "Waking", 180, every=0.2)
+    waking = state(place)
+    assert waking["why"].startswith("its schedule has pods run until")
+    late = (datetime.fromisoformat(waking["since"]) - begins).total_seconds()
+    assert 0 <= late < OWN_SECONDS, f"it woke {late:.0f} s after its time"
+    stoker.wait_reason(place, "model", "Serving")
+    eventually("the activator is off the way", activator_gone(place), 60)
+    eventually("it sleeps again", asleep(place), 300)
+    slept = (datetime.fromisoformat(state(place)["since"]) - ends).total_seconds()
+    assert slept >= 0, "it fell asleep within its hours"
+    say(f"a schedule woke a service {late:.0f} s after its time; it slept {slept:.0f} s after its hours' end")
 
 
 def test_a_person_puts_it_to_sleep_and_wakes_it(place: Kube, tmp_path: Path) -> None:

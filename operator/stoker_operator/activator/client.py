@@ -107,10 +107,16 @@ class Client:
         try:
             async for chunk in answer.chunks():
                 await response.write(chunk)
+        except asyncio.CancelledError:
+            self._break_off()
+            raise
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self._break_off()
             raise PodFailed(f"The pod ended in the middle of its answer ({type(error).__name__}).") from None
+
+    def _break_off(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     async def _begin(self) -> web.StreamResponse:
         if self._begun is None:

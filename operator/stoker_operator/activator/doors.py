@@ -1,7 +1,7 @@
 """Listens at the ports of the services that may sleep.
 
 Invariants: a port that cannot be had now is tried again; one that is no service's any more is closed, and what came in
-by it is answered to its end.
+by it is answered to its end. Once closed, none is opened again.
 Knows nothing of services.
 """
 
@@ -30,6 +30,7 @@ class Doors:
         self._open: dict[int, web.TCPSite] = {}
         self._wanted: frozenset[int] = frozenset()
         self._changed = asyncio.Event()
+        self._closed = False
 
     @property
     def open(self) -> frozenset[int]:
@@ -38,9 +39,14 @@ class Doors:
 
     def want(self, ports: frozenset[int]) -> None:
         """Listen at these, and at no others."""
-        if ports != self._wanted:
+        if ports != self._wanted and not self._closed:
             self._wanted = ports
             self._changed.set()
+
+    def close(self) -> None:
+        """Listen at none from now on."""
+        self.want(frozenset())
+        self._closed = True
 
     async def run(self) -> None:
         """Open and close until cancelled; what was let in by then is cut off."""

@@ -1,7 +1,7 @@
 """Takes one request at a service's port: answers it quietly, turns it away, or holds it and carries it to a pod.
 
 Invariants: every request ends with an answer and is counted once, by what became of it; one whose client is gone is
-given up at once, at the pod as well.
+given up at once, at the pod as well. After `end` nobody waits any longer, so a process can end with no request lost.
 Knows nothing of where services come from and of how a pod is asked for.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 
@@ -30,6 +31,12 @@ AGAIN_SECONDS = 0.3
 SOON_SECONDS = 5
 
 
+class Ended(Turned):
+    """This process ends, and another replica may hold the request."""
+
+    result = "ended"
+
+
 class Handler:
     """Knows the lines by port. `heartbeat` in seconds; `under_way` is how many requests have no end yet."""
 
@@ -38,6 +45,14 @@ class Handler:
     ) -> None:
         self._lines, self._session, self._bodies, self._heartbeat = lines, session, bodies, heartbeat
         self.under_way = 0
+        self._scopes: set[asyncio.Timeout] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Whoever has no answer is told so at once; an answer that is half-way breaks off."""
+        self._ended = True
+        for scope in self._scopes:
+            scope.reschedule(0)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -67,11 +82,14 @@ class Handler:
         start = line.sleeper.bounds.start
         try:
             line.check_room()
-            async with self._bodies.read(request) as body:
+            async with self._until_the_end(), self._bodies.read(request) as body:
                 await client.expect(body)
                 return "forwarded", await self._carry(line, request, body, client)
         except Full as error:
             return error.result, await client.refuse(HTTPStatus.TOO_MANY_REQUESTS, str(error), "queue_full", start)
+        except Ended as error:
+            text, soon = str(error), SOON_SECONDS
+            return error.result, await client.refuse(HTTPStatus.SERVICE_UNAVAILABLE, text, error.result, soon)
         except Turned as error:
             return error.result, await client.refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error), error.result, start)
         except TooMuch as error:
@@ -81,6 +99,21 @@ class Handler:
         except PodFailed as error:
             log.warning("%s/%s: %s %s: %s", *line.sleeper.key, request.method, request.path, error)
             return "failed", await client.refuse(HTTPStatus.BAD_GATEWAY, str(error), "pod_failed")
+
+    @asynccontextmanager
+    async def _until_the_end(self) -> AsyncIterator[None]:
+        """Within it a request is under way. Raises Ended."""
+        scope = asyncio.timeout(0 if self._ended else None)
+        self._scopes.add(scope)
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise Ended("This replica of the activator ends before a pod has answered.") from None
+        finally:
+            self._scopes.discard(scope)
 
     async def _carry(self, line: Line, request: web.BaseRequest, body: bytes, client: Client) -> web.StreamResponse:
         """To a pod, and to another one while none has begun on it. Raises Turned, PodFailed."""

@@ -1,7 +1,8 @@
 """The activator's process: settings → health endpoint → the services' ports. `stoker activator`.
 
 Invariants: it is ready once it knows the services, so nobody is led here before; after SIGTERM it takes requests for as
-long as anybody may still be led here, then ends with the last one that it has.
+long as anybody may still be led here, closes its ports, and ends with the last one that it has. What has no answer when
+its time to drain is over is told to come again.
 Exit status: 0 after a signal, 2 for a bad setting.
 Knows nothing of what becomes of a request.
 """
@@ -12,6 +13,7 @@ import asyncio
 import functools
 import logging
 import sys
+import time
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -32,6 +34,8 @@ from stoker_operator.settings import SettingsError
 log = logging.getLogger("stoker.activator")
 _API_REQUESTS = 8
 _LOOK_SECONDS = 0.2
+# For the last answers to be written.
+_LAST_SECONDS = 5.0
 
 
 class Activator:
@@ -65,8 +69,13 @@ class Activator:
     async def _leave(self, handler: Handler) -> None:
         self._leaving = True
         await asyncio.sleep(self._settings.leave_seconds)
-        while handler.under_way:
-            await asyncio.sleep(_LOOK_SECONDS)
+        if self.doors is not None:
+            self.doors.close()
+        await _until_idle(handler, self._settings.drain_seconds)
+        if handler.under_way:
+            log.warning("%d requests have no answer yet, and there is no more time", handler.under_way)
+        handler.end()
+        await _until_idle(handler, _LAST_SECONDS)
 
     def _service_changed(self, key: Key, sleeper: Sleeper | None) -> None:
         line = self._lines.get(key)
@@ -94,6 +103,14 @@ class Activator:
         runner = await process.serve_health(host, port, sick=str, unready=unready)
         self.health_port = runner.addresses[0][1]
         return runner
+
+
+async def _until_idle(handler: Handler, seconds: float) -> None:
+    """Until nothing is under way, for so long at most; what was let in a moment ago counts, too."""
+    deadline = time.monotonic() + seconds
+    await asyncio.sleep(_LOOK_SECONDS)
+    while handler.under_way and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,6 +27,7 @@ class ActivatorSettings:
     held_mib: int = 256
     heartbeat_seconds: float = 10.0
     leave_seconds: float = 10.0
+    drain_seconds: float = 660.0
     log_level: str = "info"
 
 
@@ -38,6 +39,7 @@ HELP = {
     "held_mib": "all bodies that are held; what would exceed it is answered 503",
     "heartbeat_seconds": "a stream that is held gets a comment so often, so that nobody on the way gives it up",
     "leave_seconds": "after SIGTERM requests are taken for so long, until nobody is led here any more",
+    "drain_seconds": "those that are held then wait so long for a pod at most; longer than any maxWait",
     "log_level": "debug, info, warning or error",
 }
 
@@ -52,6 +54,7 @@ def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.envi
             ("held_mib", settings.held_mib, settings.body_mib, 65536),
             ("heartbeat_seconds", settings.heartbeat_seconds, 0.1, 300),
             ("leave_seconds", settings.leave_seconds, 0, 300),
+            ("drain_seconds", settings.drain_seconds, 0, 86400),
         ]
     )
     check_log_level(settings.log_level)

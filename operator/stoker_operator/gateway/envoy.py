@@ -9,13 +9,23 @@ Knows nothing of who writes the files, and of which model is whose.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
 from stoker_operator.gateway.models import Backend
 from stoker_operator.gateway.prefix import SCRIPT
-from stoker_operator.gateway.routes import FIELD, KEYS_FILTER, NAMESPACE, ROUTES, TYPE, openai_error
+from stoker_operator.gateway.routes import (
+    FIELD,
+    KEYS_FILTER,
+    NAMESPACE,
+    OWNER,
+    ROUTES,
+    TYPE,
+    anthropic_error,
+    openai_error,
+)
 from stoker_operator.gateway.settings import GatewaySettings
 
 Document = dict[str, Any]
@@ -27,6 +37,8 @@ _MANY = 1_000_000
 # Below what servers keep idle connections for, so that no request meets one that is being closed.
 _IDLE_SECONDS = 2
 _SILENT_SECONDS = 3600
+# Keys that are counted each by itself; beyond, whoever was away longest is forgotten.
+_MOST_KEYS = 65536
 _FILTER = f"{TYPE}extensions.filters.http."
 
 
@@ -70,14 +82,20 @@ def listener_document(settings: GatewaySettings) -> Document:
         "@type": f"{TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
         "rds": {"route_config_name": ROUTES, "config_source": _file(PurePosixPath(settings.folder), ROUTE_FILE)},
-        "http_filters": [_keys(), _model_of_body(), _prefix_of_body(), _router()],
+        "http_filters": [
+            _keys(),
+            _model_of_body(),
+            *_limit(settings.requests_per_minute),
+            _prefix_of_body(),
+            _router(),
+        ],
         "use_remote_address": True,
         "preserve_external_request_id": True,
         "server_header_transformation": "PASS_THROUGH",
         "normalize_path": True,
         "merge_slashes": True,
         "stream_idle_timeout": f"{_SILENT_SECONDS}s",
-        "local_reply_config": {"mappers": list(_refusals(settings.body_mib))},
+        "local_reply_config": {"mappers": [*_too_many(settings.requests_per_minute), *_refusals(settings.body_mib)]},
     }
     listener = _listener("clients", settings.host or "0.0.0.0", settings.port, manager)
     listener["@type"] = f"{TYPE}config.listener.v3.Listener"
@@ -175,6 +193,29 @@ def _model_of_body() -> Document:
     }
 
 
+def _limit(per_minute: int) -> Iterable[Document]:
+    """A bucket for each key that holds a minute's requests and fills evenly. It stands in no document that changes with
+    models or keys, so that none of these changes fills it.
+    """
+    if not per_minute:
+        return
+    bucket = {"max_tokens": per_minute, "tokens_per_fill": per_minute, "fill_interval": "60s"}
+    everything = {"default_value": {"numerator": 100}, "runtime_key": "stoker.never"}
+    yield {
+        "name": "limit",
+        "typed_config": {
+            "@type": f"{_FILTER}local_ratelimit.v3.LocalRateLimit",
+            "stat_prefix": "limit",
+            "filter_enabled": everything,
+            "filter_enforced": everything,
+            "always_consume_default_token_bucket": False,
+            "max_dynamic_descriptors": _MOST_KEYS,
+            # Without a value: each that comes has a bucket of its own.
+            "descriptors": [{"entries": [{"key": OWNER}], "token_bucket": bucket}],
+        },
+    }
+
+
 def _prefix_of_body() -> Document:
     config = {"@type": f"{_FILTER}lua.v3.Lua", "default_source_code": {"inline_string": SCRIPT}}
     return {"name": "prefix", "typed_config": config}
@@ -182,6 +223,29 @@ def _prefix_of_body() -> Document:
 
 def _router() -> Document:
     return {"name": "router", "typed_config": {"@type": f"{_FILTER}router.v3.Router"}}
+
+
+def _too_many(per_minute: int) -> Iterable[Document]:
+    """What is said beyond the limit, in either dialect. A bucket that is empty has a request's worth after so long."""
+    if not per_minute:
+        return
+    seconds = math.ceil(60 / per_minute)
+    text = f"The rate limit is reached: {per_minute} requests a minute. Try again in {seconds}s."
+    limited: Document = {"status_code_filter": {"comparison": _equals(429)}}
+    messages = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/v1/messages"}}}}
+    for chosen, body in (
+        ({"and_filter": {"filters": [limited, messages]}}, anthropic_error("rate_limit_error", text)),
+        (limited, openai_error("rate_limit_error", text, "rate_limit_exceeded")),
+    ):
+        yield {
+            "filter": chosen,
+            "body_format_override": {"json_format": body},
+            "headers_to_add": [{"header": {"key": "retry-after", "value": str(seconds)}}],
+        }
+
+
+def _equals(status: int) -> Document:
+    return {"op": "EQ", "value": {"default_value": status, "runtime_key": "stoker.never"}}
 
 
 def _refusals(body_mib: int) -> Iterable[Document]:
@@ -194,9 +258,8 @@ def _refusals(body_mib: int) -> Iterable[Document]:
         (413, 413, openai_error("invalid_request_error", large, "body_too_large"), None),
         (503, 503, openai_error("service_unavailable", nobody, "no_pod_ready"), ("retry-after", "5")),
     ):  # fmt: skip
-        same = {"op": "EQ", "value": {"default_value": status, "runtime_key": "stoker.never"}}
         found: Document = {
-            "filter": {"status_code_filter": {"comparison": same}},
+            "filter": {"status_code_filter": {"comparison": _equals(status)}},
             "status_code": told,
             "body_format_override": {"json_format": body},
         }

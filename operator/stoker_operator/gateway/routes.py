@@ -3,12 +3,14 @@ place.
 
 Invariants: pure. A request goes by the field `model` of its JSON body, and by nothing else that it says. What names no
 model, or one that nobody serves, is refused with the reason; probes and the list of models are answered here and wake
-nobody. With keys, whoever brings none of them learns nothing but that.
+nobody. With keys, whoever brings none of them learns nothing but that. A request that goes on to a service is counted
+by a digest of its key.
 Knows nothing of where pods are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,6 +23,9 @@ TYPE = "type.googleapis.com/envoy."
 ROUTES = "models"
 NAMESPACE, FIELD = "stoker", "model"
 KEYS_FILTER = "keys"
+# What the filter of keys says of a request that it let in, and the name by which limits count it.
+_WHOSE = {"key": "envoy.filters.http.rbac", "path": [{"key": "enforced_effective_policy_id"}]}
+OWNER, NOBODY = "owner", "nobody"
 PROBES = ("/health", "/ping")
 _LARGEST_ANSWER = 16 << 20
 _ASKED = f"%DYNAMIC_METADATA({NAMESPACE}:{FIELD})%"
@@ -76,6 +81,7 @@ def _to_service(name: str, backend: Backend) -> Document:
         "cluster": backend.cluster,
         "timeout": "0s",
         "hash_policy": [{"header": {"header_name": HEADER}}],
+        "rate_limits": [{"actions": [{"metadata": _owner()}]}],
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset-before-request",
             "num_retries": 2,
@@ -89,6 +95,11 @@ def _to_service(name: str, backend: Backend) -> Document:
         },
     }
     return {"match": {"prefix": "/", "dynamic_metadata": [_said({"exact": name})]}, "route": action}
+
+
+def _owner() -> Document:
+    """Where nobody is asked for a key, all are one."""
+    return {"descriptor_key": OWNER, "metadata_key": _WHOSE, "source": "DYNAMIC", "default_value": NOBODY}
 
 
 def _said(value: Mapping[str, Any]) -> Document:
@@ -118,16 +129,24 @@ def _refusal(prefix: str, status: int, body: Document, *, named: bool = False) -
 
 def _only(keys: Iterable[str]) -> Document:
     """Whoever brings one of the keys, as OpenAI's clients do or as Anthropic's do."""
-    known = [
-        {"header": {"name": name, "string_match": {"exact": text}}}
+    policies = {
+        _digest(key): {
+            "permissions": [{"any": True}],
+            "principals": [
+                {"header": {"name": name, "string_match": {"exact": text}}}
+                for name, text in (("authorization", f"Bearer {key}"), ("x-api-key", key))
+            ],
+        }
         for key in keys
-        for name, text in (("authorization", f"Bearer {key}"), ("x-api-key", key))
-    ]
-    policies = {"keys": {"permissions": [{"any": True}], "principals": known}} if known else {}
+    }
     return {
         "@type": f"{TYPE}extensions.filters.http.rbac.v3.RBACPerRoute",
         "rbac": {"rules": {"action": "ALLOW", "policies": policies}},
     }
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _everybody() -> Document:

@@ -29,6 +29,7 @@ class GatewaySettings:
     host: str = ""
     http_port: int = 8081
     keys_file: str = ""
+    requests_per_minute: int = 0
     body_mib: int = 64
     leave_seconds: float = 10.0
     drain_seconds: float = 600.0
@@ -45,6 +46,7 @@ HELP = {
     "host": "address of all other ports; empty: every one of the pod's",
     "http_port": "this process's port of /healthz, /readyz and /metrics",
     "keys_file": "file with one API key a line, followed; empty: anybody who reaches the gateway may use it",
+    "requests_per_minute": "requests to models that each key may send in a minute, by this replica's count; 0: any",
     "body_mib": "largest body of a request",
     "leave_seconds": "after SIGTERM requests are taken for so long, until nobody is led here any more",
     "drain_seconds": "requests that are under way then have so long to end",
@@ -62,6 +64,7 @@ def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.envi
             ("metrics_port", settings.metrics_port, 1, 65535),
             ("admin_port", settings.admin_port, 1, 65535),
             ("http_port", settings.http_port, 0, 65535),
+            ("requests_per_minute", settings.requests_per_minute, 0, 1_000_000),
             ("body_mib", settings.body_mib, 1, 1024),
             ("leave_seconds", settings.leave_seconds, 0, 300),
             ("drain_seconds", settings.drain_seconds, 0, 86400),

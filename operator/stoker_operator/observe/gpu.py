@@ -21,9 +21,10 @@ PRODUCT = "nvidia.com/gpu.product"
 _SLICE = re.compile(r"(?:MIG|mig)-\d+g\.(\d+)gb")
 # What a slice of so many nominal GiB has at least, from 4.75 of 5 to 39.4 of 40.
 _SLICE_SHARE = 0.95
-# Over how many pods time slicing shares each GPU. Nothing divides its memory among them, so each gets its part here.
-REPLICAS = "nvidia.com/gpu.replicas"
-_SHARED = "-SHARED"
+# How many pods time slicing has share each GPU, or each slice of one. Nothing divides its memory among them, so each
+# gets its part here. That they share it the product says, or the resource where it was renamed.
+_GPU, _REPLICAS = "nvidia.com/gpu", "replicas"
+_SHARED, _RENAMED = "-SHARED", ".shared"
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"
 # GiB by NVIDIA's product label, where the label itself does not say.
@@ -36,10 +37,16 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the cluster. "" and 0: no node told of one."""
+    """A GPU of the cluster. "" and 0: no node told of one. `gib` is a pod's part, where `pods` share it."""
 
     product: str
     gib: float
+    pods: int = 1
+
+    @property
+    def whole_gib(self) -> float:
+        """What an engine sees of it."""
+        return self.gib * self.pods
 
 
 def largest_gpu(nodes: Iterable[Mapping[str, Any]], resource: str = "") -> Gpu:
@@ -53,8 +60,8 @@ def largest_gpu(nodes: Iterable[Mapping[str, Any]], resource: str = "") -> Gpu:
         gib = slice_gib(resource) or slice_gib(product)
         if not gib:
             gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product.removesuffix(_SHARED))
-            gib /= _sharers(str(labels.get(REPLICAS, "")), product)
-        found.append(Gpu(product, round(gib, 1)))
+        pods = _sharers(labels, resource)
+        found.append(Gpu(product, round(gib / pods, 1), pods))
     return max(found, key=lambda gpu: gpu.gib)
 
 
@@ -78,9 +85,18 @@ class LargestGpus:
         return self._known[key]
 
 
-def _sharers(replicas: str, product: str) -> int:
-    """How many pods a GPU's memory is for; where it is shared, the label says among how many."""
-    return int(replicas) if product.endswith(_SHARED) and replicas.isdigit() and int(replicas) else 1
+def _sharers(labels: Mapping[str, Any], resource: str) -> int:
+    """How many pods a GPU's memory is for; where it is shared, a label says among how many. With the strategy "mixed"
+    slices have labels of their own, by the name of their resource.
+    """
+    named = resource.removesuffix(_RENAMED) if slice_gib(resource) else _GPU
+    product, replicas = (str(labels.get(f"{named}.{key}", "")) for key in ("product", _REPLICAS))
+    return int(replicas) if is_shared(product, resource) and replicas.isdigit() and int(replicas) else 1
+
+
+def is_shared(product: str, resource: str) -> bool:
+    """Whether pods share each such GPU, by its product's label or its resource's name."""
+    return product.endswith(_SHARED) or resource.endswith(_RENAMED)
 
 
 def slice_gib(name: str) -> float:
@@ -93,7 +109,9 @@ def gpu_memory_gib(product: str) -> float:
     """Memory of a GPU by its product label, GiB; 0 when it is not known, as of one that pods share: the label does not
     say how many.
     """
-    if slice_gib(product) or product.endswith(_SHARED):
+    if product.endswith(_SHARED):
+        return 0.0
+    if slice_gib(product):
         return slice_gib(product)
     stated = re.search(r"(\d+)GB", product)
     if stated:

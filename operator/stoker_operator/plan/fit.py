@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from stoker_operator.manifests import adapter_room
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
 from stoker_operator.manifests.weight_memory import gpu_weights
-from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
+from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, is_shared, slice_gib
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -39,8 +39,9 @@ READ_BLOCK, MOST_WASTE = 64, 0.25
 # Flags with which the engine keeps all pages, whatever they say or with any number but 0.
 KEEPING = ("speculative-config", "kv-events-config", "disable-hybrid-kv-cache-manager")
 KEEPING_NUMBERS = ("swap-space", "num-cpu-blocks")
+_LARGER, _LARGER_SLICE = "a larger GPU in resources.gpuProducts", "a larger slice in resources.gpuResource"
 _ADVICE = (
-    "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
+    "lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
 )
 
@@ -49,7 +50,7 @@ _ADVICE = (
 class Fit:
     """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change.
 
-    `usable`: the share of the GPU that the engine may take.
+    `usable`: the share of the GPU that the engine may take, of a pod's part where `gpu_pods` share it.
     `certain`: the verdict rests on the spec alone, so a pod that does not fit need not be tried. `host`: what a pod
     takes of its node's memory, if it keeps KV pages there.
     """
@@ -65,6 +66,7 @@ class Fit:
     required_gib: float = 0.0
     gpu_gib: float = 0.0
     usable: float = UTILIZATION
+    gpu_pods: int = 1
     context: int = 0
     certain: bool = False
     host: HostMemory | None = None
@@ -86,7 +88,7 @@ def remembered_gpu(service: InferenceService) -> Gpu | None:
     fit = service.status.get("fit") or {}
     if not fit or service.status.get("observedGeneration") != service.generation:
         return None
-    return Gpu(str(fit.get("gpuProduct", "")), float(fit.get("gpuGiB", 0)))
+    return Gpu(str(fit.get("gpuProduct", "")), float(fit.get("gpuGiB", 0)), int(fit.get("gpuPods", 1)))
 
 
 def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None = None) -> Fit | None:
@@ -126,18 +128,22 @@ def _on_gpu(service: InferenceService, model: FetchedModel, largest: Gpu | None)
     named = bool(resources.gpu_products)
     if named:
         product = min(resources.gpu_products, key=gpu_memory_gib)
+        if is_shared(product, resources.gpu_resource):
+            text = f"Pods share GPU {product}, and its name does not say how many"
+            return Fit("Unknown", f"{text}; the fit was not checked.", product)
         # With the strategy "mixed" nodes keep the whole GPU's label, and the resource names the slice.
-        gpu = slice_gib(resources.gpu_resource) or gpu_memory_gib(product)
+        found = Gpu(product, slice_gib(resources.gpu_resource) or gpu_memory_gib(product))
     elif largest is None:
         return None
     else:
-        product, gpu = largest.product, largest.gib
-        if not gpu:
+        found = largest
+        if not found.gib:
             text = "No node that a pod may run on says which GPU it has (label nvidia.com/gpu.product)"
             return Fit("Unknown", f"{text}; the fit was not checked.")
-    if not gpu:
-        return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
-    return _sum(service, model, Gpu(product, gpu), certain=named)
+    if not found.gib:
+        text = f"The memory of GPU {found.product} is not known; the fit was not checked."
+        return Fit("Unknown", text, found.product)
+    return _sum(service, model, found, certain=named)
 
 
 def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: bool) -> Fit:
@@ -145,7 +151,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     if resting.unknown:
         return Fit("Unknown", f"{resting.unknown}; the fit was not checked.", gpu.product, gpu_gib=round(gpu.gib, 1))
     said = given(service)
-    share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
+    share, reserve = _share_of_part(said, gpu), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
     page, pages = count(said.get("block-size", "")) or PAGE_TOKENS, count(said.get("num-gpu-blocks", ""))
     tokens = pages * page or context
@@ -158,7 +164,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     kv = 2 * held * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] / GIB
     weights = resting.most / GIB
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
-    workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
+    workspace = LARGE_WORKSPACE_GIB if gpu.whole_gib >= LARGE_GIB and not told else WORKSPACE_GIB
     room = adapter_room(service, model)
     adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
     # Of a layer's adapters a rank may hold one matrix of each pair whole: no less is counted than there is.
@@ -174,7 +180,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     known = Fit(
         "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(adapters, 2), round(states, 2),
         round(required, 1), round(gpu.gib, 1),
-        round(usable, 3), context, certain,
+        round(usable, 3), gpu.pods, context, certain,
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
     slots += f" + states of {sequences} sequences and {prefixes} prefixes {states:.2f}" if states else ""
@@ -184,10 +190,11 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     each += f"of {engines} engines " if engines > 1 else ""
     sums = (
         f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}{slots}, "
-        f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
+        f"over {usable:.0%} of {_part(service, gpu)}: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
     if required > gpu.gib:
-        advice = f"Lower runtime.maxConcurrency, or: {_ADVICE}" if states else _ADVICE
+        larger = _LARGER_SLICE if slice_gib(service.resources.gpu_resource) else _LARGER
+        advice = f"{'Lower runtime.maxConcurrency, or: name' if states else 'Name'} {larger}, {_ADVICE}"
         return replace(known, verdict="TooLarge", message=f"The model does not fit: {sums}. {advice}.")
     if not kv:
         text = f"The weights alone fit, but the model's shape is not known: {sums}."
@@ -196,7 +203,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     if draft:
         text = f"The model alone fits, but the size of {draft}, which --speculative-config names, is not known: {sums}."
         return replace(known, verdict="Unknown", message=text)
-    return replace(known, message=f"The model fits: {sums}.")
+    return replace(known, message=f"The model fits: {sums}.{_too_much(said, gpu)}")
 
 
 def _draft_model(config: str) -> str:
@@ -210,8 +217,8 @@ def _draft_model(config: str) -> str:
 
 def _sequences(state_bytes: int, gpu: Gpu) -> int:
     """How many run at a time where nobody says it: a power of two whose states take no more than a part of the GPU."""
-    room = max(int(gpu.gib * GIB) // STATES_PART // max(state_bytes, 1), 1)
-    return min(LARGE_SEQUENCES if gpu.gib >= LARGE_GIB else SEQUENCES, 1 << room.bit_length() - 1)
+    room = max(int(gpu.whole_gib * GIB) // STATES_PART // max(state_bytes, 1), 1)
+    return min(LARGE_SEQUENCES if gpu.whole_gib >= LARGE_GIB else SEQUENCES, 1 << room.bit_length() - 1)
 
 
 def _prefixes(said: Mapping[str, str], sequences: int) -> int:
@@ -219,6 +226,26 @@ def _prefixes(said: Mapping[str, str], sequences: int) -> int:
     if said.get("enable-prefix-caching", "") == "false":
         return 0
     return count(said.get("num-state-snapshots", "")) or max(LEAST_SNAPSHOTS, sequences // 2)
+
+
+def _part(service: InferenceService, gpu: Gpu) -> str:
+    """What of a GPU the pod has, in words."""
+    resource = service.resources.gpu_resource
+    whole = f"the slice {resource}" if slice_gib(resource) else "the GPU"
+    return f"the pod's part of {whole}, which {gpu.pods} pods share" if gpu.pods > 1 else whole
+
+
+def _share_of_part(said: Mapping[str, str], gpu: Gpu) -> float:
+    """Of the pod's part, what the engine takes: it is told a share of the whole, and to leave the other pods theirs."""
+    return _share(said) if gpu.pods == 1 else min(_share(said) * gpu.pods, UTILIZATION)
+
+
+def _too_much(said: Mapping[str, str], gpu: Gpu) -> str:
+    """That the engine takes what other pods are to have, where it does; else ""."""
+    if gpu.pods == 1 or _share(said) * gpu.pods <= 1.0:
+        return ""
+    least = math.floor(100 * UTILIZATION / gpu.pods) / 100
+    return f" The engine takes more than that part: set --gpu-memory-utilization {least:.2f} in runtime.args."
 
 
 def _share(said: Mapping[str, str]) -> float:

@@ -123,6 +123,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "contextLength": fit.context,
         "requiredGiB": fit.required_gib,
         "gpuGiB": fit.gpu_gib,
+        **({"gpuPods": fit.gpu_pods} if fit.gpu_pods > 1 else {}),
     }
     if fit.host is not None:
         numbers = {"hostKvGiB": fit.host.pool, "hostRequiredGiB": fit.host.required, "hostGiB": fit.host.limit}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from stoker_operator.gateway.models import Backend
+from stoker_operator.gateway.settings import GatewaySettings
 
 KEYS = ("sk-left", "sk-right")
 ASKED: Any = [{"role": "user", "content": 'a "model": "heron" in the text leads nowhere'}]
@@ -118,6 +120,81 @@ async def test_who_brings_no_key_learns_nothing_else(proxy: Any, engines: Engine
     await eventually(taken_back)
     assert await listed(proxy, KEYS[0]) == ["egret"]
     assert len(one.got) == 1
+
+
+async def limited(proxy: Any, key: str) -> openai.RateLimitError | None:
+    """What it is told that asks once; None, it is answered."""
+    try:
+        await ask(proxy, "egret", key=key)
+    except openai.RateLimitError as error:
+        return error
+    return None
+
+
+async def test_each_key_has_its_own_minute_whatever_changes(
+    proxy: Any, engines: Engines, eventually: Eventually, settings: GatewaySettings
+) -> None:
+    one, two = await engines(2)
+    proxy.settings = replace(settings, requests_per_minute=1)
+    proxy.tell(backend("egret", one), keys=KEYS)
+    await serving(proxy, eventually, "egret", key=KEYS[0])
+    assert await limited(proxy, KEYS[0]) is None
+    refused = await limited(proxy, KEYS[0])
+    assert refused is not None
+    assert (refused.code, refused.type) == ("rate_limit_exceeded", "rate_limit_error")
+    assert refused.response.headers["retry-after"] == "60"
+    assert await listed(proxy, KEYS[0]) == ["egret"], "looking costs nothing"
+    with pytest.raises(openai.NotFoundError):
+        await ask(proxy, "ibis", key=KEYS[0])
+    with pytest.raises(openai.AuthenticationError):
+        await ask(proxy, "egret", key="wrong")
+    address = proxy.url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=address, api_key=KEYS[0], max_retries=0) as there:
+        with pytest.raises(anthropic.RateLimitError, match="1 requests a minute") as other:
+            await there.messages.create(model="egret", max_tokens=1, messages=ASKED)
+    assert other.value.response.json()["error"]["type"] == "rate_limit_error"
+    hidden = {"Authorization": "Bearer of-nobody", "x-api-key": KEYS[0]}
+    url, body = f"{proxy.url}/completions", {"model": "egret"}
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=hidden) as answer:
+        assert answer.status == 429, "by whatever header, and beside whatever other one, it is the same key"
+    assert await limited(proxy, KEYS[1]) is None, "another key has its own"
+    proxy.tell(backend("egret", one), backend("heron", two), keys=(KEYS[0], "sk-new"))
+    await serving(proxy, eventually, "egret", "heron", key="sk-new")
+    assert await limited(proxy, KEYS[0]) is not None, "a model or a key that comes gives nobody a new minute"
+    assert await limited(proxy, "sk-new") is None
+    assert len(one.got) == 3
+
+
+async def test_without_keys_all_have_one_minute_together(
+    proxy: Any, engines: Engines, eventually: Eventually, settings: GatewaySettings
+) -> None:
+    [one] = await engines(1)
+    proxy.settings = replace(settings, requests_per_minute=2)
+    proxy.tell(backend("egret", one))
+    await serving(proxy, eventually, "egret")
+    assert [await limited(proxy, "any"), await limited(proxy, "other")] == [None, None]
+    refused = await limited(proxy, "third")
+    assert refused is not None
+    assert refused.response.headers["retry-after"] == "30"
+    url = f"http://127.0.0.1:{settings.metrics_port}/stats/prometheus"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        figures = await answer.text()
+    assert 'envoy_http_local_rate_limit_rate_limited{envoy_local_http_ratelimit_prefix="limit"} 1' in figures
+
+
+async def test_who_waits_as_long_as_is_said_is_let_in(
+    proxy: Any, engines: Engines, eventually: Eventually, settings: GatewaySettings
+) -> None:
+    [one] = await engines(1)
+    proxy.settings = replace(settings, requests_per_minute=29)
+    proxy.tell(backend("egret", one), keys=KEYS)
+    await serving(proxy, eventually, "egret", key=KEYS[0])
+    answered = 0
+    while (refused := await limited(proxy, KEYS[0])) is None:
+        answered += 1
+    assert answered >= 29
+    await asyncio.sleep(float(refused.response.headers["retry-after"]))
+    assert await limited(proxy, KEYS[0]) is None
 
 
 async def test_what_begins_alike_goes_to_one_pod_until_it_has_its_share(

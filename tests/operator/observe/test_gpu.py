@@ -20,6 +20,7 @@ from stoker_operator.observe.gpu import Gpu, LargestGpus, gpu_memory_gib, larges
         ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", 38.0),
         ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 4.75),
         ("NVIDIA-L4-SHARED", 0),
+        ("NVIDIA-H100-NVL-MIG-2g.24gb-SHARED", 0),
     ],
 )
 def test_memory_by_product(product: str, gib: float) -> None:
@@ -41,9 +42,9 @@ def node(**labels: str) -> dict[str, object]:
         (
             "nvidia.com/gpu",
             {"product": "NVIDIA-L4-SHARED", "memory": "23034", "replicas": "3"},
-            Gpu("NVIDIA-L4-SHARED", 7.5),
+            Gpu("NVIDIA-L4-SHARED", 7.5, 3),
         ),
-        ("nvidia.com/gpu", {"product": "NVIDIA-L4-SHARED", "replicas": "2"}, Gpu("NVIDIA-L4-SHARED", 11.5)),
+        ("nvidia.com/gpu", {"product": "NVIDIA-L4-SHARED", "replicas": "2"}, Gpu("NVIDIA-L4-SHARED", 11.5, 2)),
         ("nvidia.com/gpu", {"product": "NVIDIA-L4", "memory": "23034", "replicas": "1"}, Gpu("NVIDIA-L4", 22.5)),
     ],
 )
