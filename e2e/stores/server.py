@@ -23,19 +23,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape
 
-from e2e.stores.signatures import aws_key_and_region, aws_signature_holds, azure_signature_holds
+from e2e.stores.signatures import (
+    aws_key_and_region,
+    aws_signature_holds,
+    azure_signature_holds,
+    google_signature_holds,
+)
 
 
 @dataclass
 class Access:
     """Who may ask. `keys`: AWS access key → secret; `account`: Azure's name and key; `token`: Google's bearer.
 
+    `signers`: Google's service accounts, address → the public key's modulus and exponent.
     What identities were given: `sessions`, AWS access key → the token that goes with it; bearers of Google and Azure.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
     account: tuple[str, str] = ("", "")
     token: str = ""
+    signers: dict[str, tuple[int, int]] = field(default_factory=dict)
     region: str = ""
     role: str = ""
     pod_token: str = ""
@@ -157,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             held = aws_signature_holds(access.keys[key], self.command, self.path, self._headers)
             return None if held else (403, "SignatureDoesNotMatch", f"<StringToSign>{given}</StringToSign>")
         if given.startswith("Bearer ") and given[7:] in access.google | ({access.token} - {""}):
+            return None
+        if given.startswith("Bearer ") and google_signature_holds(access.signers, given[7:]):
             return None
         return 403, "AccessDenied", ""
 
