@@ -9,7 +9,8 @@ that describe them, access to Xet's storage where a test has filled one. The com
 content: change a file and `main` moves. `--repo ORG/NAME@BRANCH=FOLDER` adds a branch. Large and binary files are LFS
 files: they come with a SHA-256, and with `--redirect` from another origin, as hubs' content networks do.
 
-For tests: `GET /_log` tells what was asked, `POST /_faults` sets faults (the fields of `Faults`).
+For tests: `GET /_log` tells what was asked, and how many bytes of files were `sent`; `POST /_faults` sets faults (the
+fields of `Faults`).
 
 Invariants: serves nothing outside the given folders. Knows nothing of Stoker.
 """
@@ -22,6 +23,8 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -206,7 +209,9 @@ class Handler(BaseHTTPRequestHandler):
             "path": path,
             "range": self.headers.get("range", ""),
             "authorized": "yes" if "authorization" in self.headers else "",
+            "sent": "",
         }
+        self._noted = entry
         with self.server.mutex:
             self.server.log.append(entry)
 
@@ -308,7 +313,7 @@ class Handler(BaseHTTPRequestHandler):
             cut = faults.cut_after if faults.cut_after and faults.take("cut_times") else 0
             corrupt = faults.take("corrupt_times")
         sent = 0
-        with open(entry.path, "rb") as stream:
+        with open(entry.path, "rb") as stream, self._counting(lambda: sent):
             stream.seek(start)
             while block := stream.read(min(_BLOCK, cut - sent) if cut else _BLOCK):
                 if corrupt:
@@ -320,6 +325,15 @@ class Handler(BaseHTTPRequestHandler):
                 if cut and sent >= cut:
                     self.close_connection = True
                     return
+
+    @contextmanager
+    def _counting(self, sent: Callable[[], int]) -> Iterator[None]:
+        """Note how many bytes of a file went out, also where the client hangs up."""
+        try:
+            yield
+        finally:
+            with self.server.mutex:
+                self._noted["sent"] = str(sent())
 
     def _json(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
         self._empty(status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(document).encode())

@@ -24,8 +24,10 @@ class ModelScope(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), _Handler)
+        self.storage = f"http://localhost:{self.server_address[1]}"
+        """Another origin, where large files lie: the same server under another name."""
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.token = ""
         self.cut_once = 0
@@ -90,10 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(self.server.repositories[repo][branch][name]) < _LARGE:
             self._content(repo, branch, name)
             return
-        # Another origin: the same server under another name.
         place = quote(f"{repo}|{branch}|{name}")
-        where = f"http://localhost:{self.server.server_address[1]}/storage/{place}?Signature=secret"
-        self._answer(302, b"", {"location": where})
+        self._answer(302, b"", {"location": f"{self.server.storage}/storage/{place}?Signature=secret"})
 
     def _content(self, repo: str, branch: str, name: str) -> None:
         content, asked = self.server.repositories[repo][branch][name], self.headers.get("range", "")

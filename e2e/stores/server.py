@@ -23,32 +23,46 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote
 from xml.sax.saxutils import escape
 
-from e2e.stores.signatures import aws_key_and_region, aws_signature_holds, azure_signature_holds
+from e2e.stores.signatures import (
+    aws_key_and_region,
+    aws_signature_holds,
+    azure_signature_holds,
+    google_signature_holds,
+)
 
 
 @dataclass
 class Access:
-    """Who may ask. `keys`: AWS access key → secret; `account`: Azure's name and key; `token`: Google's bearer."""
+    """Who may ask. `keys`: AWS access key → secret; `account`: Azure's name and key; `token`: Google's bearer.
+
+    `signers`: Google's service accounts, address → the public key's modulus and exponent.
+    What identities were given: `sessions`, AWS access key → the token that goes with it; bearers of Google and Azure.
+    """
 
     keys: dict[str, str] = field(default_factory=dict)
     account: tuple[str, str] = ("", "")
     token: str = ""
+    signers: dict[str, tuple[int, int]] = field(default_factory=dict)
     region: str = ""
     role: str = ""
     pod_token: str = ""
     public: set[str] = field(default_factory=set)
+    sessions: dict[str, str] = field(default_factory=dict)
+    google: frozenset[str] = frozenset()
+    azure: frozenset[str] = frozenset()
 
 
 @dataclass
 class Faults:
     """What goes wrong from now on. `refuse`: so many requests for objects get 503; `cuts`: so many connections are cut
     in the middle; `beyond`: no byte from there on is given; `first_waits_for`: an object's first bytes are held until
-    so many requests are under way; `listed` is called after a listing."""
+    so many requests are under way; `listing` is called before each page of one is sent, `listed` after the last."""
 
     refuse: int = 0
     cuts: int = 0
     beyond: int = 0
     first_waits_for: int = 0
+    listing: Callable[[], None] | None = None
     listed: Callable[[], None] | None = None
 
 
@@ -119,7 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith("/security-credentials/"):
             self._send(200, role)
         else:
-            key, secret = next(iter(self.server.access.keys.items()))
+            key, secret = next(iter(access.keys.items()))
+            access.sessions = {key: "session"}
             given = {"Code": "Success", "AccessKeyId": key, "SecretAccessKey": secret, "Token": "session"}
             dated = {"Expiration": "2099-01-01T00:00:00Z", "LastUpdated": "2020-01-01T00:00:00Z", "Type": "AWS-HMAC"}
             self._send(200, json.dumps(given | dated))
@@ -129,6 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
         access, given = self.server.access, self._headers.get("authorization", "")
         if bucket in access.public and not given:
             return None
+        if azure and given.startswith("Bearer "):
+            # Azure knows bearers from this version of its protocol on.
+            known = self._headers.get("x-ms-version", "") >= "2017-11-09" and given[7:] in access.azure
+            return None if known else (401, "InvalidAuthenticationInfo", "")
         if azure:
             name, secret = access.account
             held = given and azure_signature_holds(name, secret, self.command, self.path, self._headers)
@@ -137,11 +156,16 @@ class _Handler(BaseHTTPRequestHandler):
             key, region = aws_key_and_region(given)
             if key not in access.keys:
                 return 403, "InvalidAccessKeyId", f"<AWSAccessKeyId>{key}</AWSAccessKeyId>"
+            session = self._headers.get("x-amz-security-token", "")
+            if access.sessions.get(key, "") != session:
+                return 400, "ExpiredToken", f"<Token-0>{session}</Token-0>"
             if access.region and region != access.region:
                 return 400, "AuthorizationHeaderMalformed", f"<Region>{access.region}</Region>"
             held = aws_signature_holds(access.keys[key], self.command, self.path, self._headers)
             return None if held else (403, "SignatureDoesNotMatch", f"<StringToSign>{given}</StringToSign>")
-        if access.token and given == f"Bearer {access.token}":
+        if given.startswith("Bearer ") and given[7:] in access.google | ({access.token} - {""}):
+            return None
+        if given.startswith("Bearer ") and google_signature_holds(access.signers, given[7:]):
             return None
         return 403, "AccessDenied", ""
 
@@ -155,6 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
         }
         names = list(found)[: self.server.page]
         more = names[-1] if len(found) > len(names) else ""
+        if self.server.faults.listing is not None:
+            self.server.faults.listing()
         self._send(200, (_azure_page if azure else _page)(self.server, {name: found[name] for name in names}, more))
         if self.server.faults.listed is not None and not more:
             self.server.faults.listed()

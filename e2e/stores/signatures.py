@@ -1,4 +1,4 @@
-"""Who may ask an object store: checks signatures of AWS (version 4), Azure's SharedKey and bearer tokens.
+"""Who may ask an object store: checks signatures of AWS (version 4), Azure's SharedKey and Google's service accounts.
 
 Written from the clouds' documents, apart from the clients under test, so that the two must agree.
 
@@ -10,8 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
+import time
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, unquote
+
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def sha256(key: bytes, text: str) -> bytes:
@@ -65,6 +69,32 @@ def azure_signature_holds(account: str, secret: str, method: str, target: str, h
     to_sign = "\n".join([method, *values, *custom, *resource])
     found = base64.b64encode(sha256(base64.b64decode(secret), to_sign)).decode()
     return hmac.compare_digest(f"SharedKey {account}:{found}", headers["authorization"])
+
+
+def google_signature_holds(accounts: Mapping[str, tuple[int, int]], bearer: str) -> bool:
+    """Whether a service account signed this bearer, a JWT by RS256, for itself, and its hour has come and is not over.
+
+    `accounts`: the account's address → the public key's modulus and exponent.
+    """
+    try:
+        head, claims = (json.loads(_decoded(part)) for part in bearer.split(".")[:2])
+        signed, _, signature = bearer.rpartition(".")
+        modulus, exponent = accounts[claims["iss"]]
+        found = pow(int.from_bytes(_decoded(signature)), exponent, modulus)
+    except (ValueError, KeyError, TypeError):
+        return False
+    length = (modulus.bit_length() + 7) // 8
+    # PKCS #1, version 1.5: padding, the name of SHA-256, the digest.
+    name = bytes.fromhex("3031300d060960864801650304020105000420")
+    digest = name + hashlib.sha256(signed.encode()).digest()
+    right = b"\0\1" + b"\xff" * (length - len(digest) - 3) + b"\0" + digest
+    timely = claims["iat"] - 60 <= time.time() < claims["exp"] <= claims["iat"] + 3600
+    known = (head["alg"], claims["sub"], claims["scope"]) == ("RS256", claims["iss"], _GOOGLE_SCOPE)
+    return bool(known and timely and hmac.compare_digest(found.to_bytes(length), right))
+
+
+def _decoded(part: str) -> bytes:
+    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
 
 def _fields(authorization: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from e2e.cluster import images
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 
@@ -39,6 +40,38 @@ def test_second_replica_and_second_service_download_nothing(place: Kube, hub: st
     place.kubectl("delete", "infsvc/first", "--timeout=120s")
     stoker.ask(stoker.url(place, "second"), "second")
     assert len(place.items("persistentvolumeclaims")) == 1
+
+
+def test_two_services_that_come_at_one_moment_are_one_download(place: Kube, hub: stoker.Hub) -> None:
+    """Each has a Job, which run beside each other: one fetches, the other waits for it and finds everything there."""
+    start = len(hub.log())
+    # Some seconds for the two pods to be there together, on any machine.
+    hub.faults(bytes_per_second=4_000_000)
+    place.apply(stoker.service("left"), stoker.service("right", runtime={"contextLength": 256}))
+    eventually("one of two fetches waits for the other", lambda: _fetches(place) == ["fetches", "waits"], 120)
+    hub.faults()
+    for name in ("left", "right"):
+        stoker.wait_ready(place, name)
+    size = images.model_file().stat().st_size
+    statuses = {name: place.get("infsvc", name)["status"]["model"] for name in ("left", "right")}
+    assert statuses["left"]["digest"] == statuses["right"]["digest"]
+    assert {status["bytes"] for status in statuses.values()} == {size}
+    assert len(place.items("persistentvolumeclaims")) == 1
+    downloads = hub.downloads(start)
+    assert len({entry["path"] for entry in downloads}) == len(downloads), "a file was asked for twice"
+    assert sum(int(entry["sent"]) for entry in downloads) == size, "the hub served more or less than the model once"
+    for name in ("left", "right"):
+        assert stoker.ask(stoker.url(place, name), name)["usage"]["completion_tokens"] == 1
+
+
+def _fetches(kube: Kube) -> list[str]:
+    """What each pod of a prefetch does by its log: it waits for another, or it fetches."""
+    done = []
+    for pod in kube.items("pods", "app.kubernetes.io/component=fetch"):
+        if pod["status"]["phase"] == "Running":
+            said = kube.kubectl("logs", pod["metadata"]["name"])
+            done.append("waits" if "waiting for it" in said else "fetches")
+    return sorted(done)
 
 
 def _serves_another(kube: Kube, gone: dict[str, Any]) -> bool:

@@ -138,7 +138,7 @@ class Prefetch:
         """Resolve, select, download, publish."""
         listing = self._list(source, self._order.revision)
         wanted = choose(self._order, self._reference, listing)
-        promised = _promised(wanted)
+        promised = _promised(wanted) or self._of_commit(listing)
         self._demanded(promised)
         there = self._present(promised)
         if there is not None:
@@ -157,6 +157,12 @@ class Prefetch:
         published = Published(folder, manifest, manifest.bytes - before)
         self._remember(listing, published, _pin(listing) if source.local else "")
         return published
+
+    def _of_commit(self, listing: Listing) -> str:
+        """The digest that an earlier run found for this very commit, under whichever name; "" where none did."""
+        names_all = listing.revision and self._reference.scheme in (*MOVING, "modelscope")
+        known = self._volume.recall(self._order.key(listing.revision)) if names_all else None
+        return known[0].name.replace("-", ":", 1) if known else ""
 
     def _remember(self, listing: Listing, published: Published, pin: str = "") -> None:
         """Note what answers this order, for the next run."""

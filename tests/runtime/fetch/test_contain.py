@@ -102,7 +102,7 @@ def links(where: str, models: Path, outside: Path, key: str) -> None:
 
 @pytest.mark.parametrize("where", ["work folder", "lock", "orders", "part"])
 def test_links_on_the_volume_lead_nowhere(
-    fetch: Fetch, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+    fetch: Fetch, model: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stoker_runtime.fetch.download import Downloader
 
@@ -116,6 +116,7 @@ def test_links_on_the_volume_lead_nowhere(
         path = Downloader._path
         monkeypatch.setattr(Downloader, "_path", lambda self, file: path(self, file).with_name("part"))
     links(where, models, outside, key)
+    (model / "config.json").write_text('{"another": "commit"}')
     if where == "orders":
         fetch(refresh=True)
     else:

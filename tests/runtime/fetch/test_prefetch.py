@@ -83,6 +83,20 @@ def test_refresh_sees_a_branch_that_moved_and_keeps_the_old_folder(fetch: Fetch,
     verify(second.folder, full=True)
 
 
+@pytest.mark.parametrize("by", ["main", "COMMIT"])
+def test_a_commit_that_is_there_is_not_fetched_again_by_another_name(fetch: Fetch, hub: Any, by: str) -> None:
+    """Nor where a branch is looked up anew and has not moved."""
+    commit = hub.find("acme/tiny", "main").commit()
+    first = fetch(revision=by.replace("COMMIT", commit))
+    hub.log.clear()
+    second = fetch(revision="main", refresh=True)
+    assert (second.folder, second.moved, downloads(hub)) == (first.folder, 0, [])
+    assert second.manifest.resolved_revision == commit
+    (first.folder / "config.json").write_text("{}")
+    assert fetch(revision="main", refresh=True).moved
+    verify(first.folder, full=True)
+
+
 def test_another_revision_with_the_same_bytes_shares_the_folder(fetch: Fetch, hub: Any, model: Path) -> None:
     first = fetch()
     hub.add("acme/tiny@copy", model)

@@ -32,6 +32,7 @@ _REQUEST_SECONDS = 600.0
 # The library's own, of one request, before the downloader counts a failure.
 _RETRIES = 3
 _RETRY_SECONDS = 60.0
+_AUTHORITIES = ("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST")
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT", "AZURE_ACCOUNT_NAME")
 
 
@@ -75,14 +76,16 @@ def bucket_of(reference: Reference, endpoint: str, environ: Mapping[str, str] = 
             f"{reference.text}: no storage account is named; set AZURE_STORAGE_ACCOUNT_NAME, or give "
             "https://ACCOUNT.blob.core.windows.net as the endpoint."
         )
+    # AKS writes it with a slash at its end, after which the library writes another.
+    authority = _first(environ, *_AUTHORITIES).rstrip("/")
     try:
-        client = _client(scheme, name, endpoint, region, account)
+        client = _client(scheme, name, endpoint, region, account, authority)
     except (BaseError, ValueError) as error:
         raise BadRequest(f"{reference.text}: {_settings_problem(error)}") from None
     return Bucket(scheme, name, endpoint, region, account, client)
 
 
-def _client(scheme: str, name: str, endpoint: str, region: str, account: str) -> Any:
+def _client(scheme: str, name: str, endpoint: str, region: str, account: str, authority: str) -> Any:
     options: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
@@ -100,6 +103,7 @@ def _client(scheme: str, name: str, endpoint: str, region: str, account: str) ->
         at |= {"base_url": endpoint} if endpoint else {}
         return GCSStore(name, **at)
     at |= {"endpoint": endpoint} if endpoint else {}
+    at |= {"authority_host": authority} if authority else {}
     return AzureStore(name, account_name=account, **at)
 
 

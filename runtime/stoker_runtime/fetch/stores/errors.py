@@ -27,8 +27,8 @@ from stoker_runtime.process.log import escaped
 
 # How the library tells that it asked for credentials, or had half of them. It only reads from a bucket, by GET.
 _IDENTITY = re.compile(
-    r"performing (?:POST|PUT) |/latest/meta-data|/computeMetadata/|/metadata/identity|token request|credential|"
-    r"Missing (?:AccessKeyId|SecretAccessKey)"
+    r"performing (?:POST|PUT) |/latest/meta-data|/computeMetadata/|/metadata/identity|token (?:request|file)|"
+    r"credential|Missing (?:AccessKeyId|SecretAccessKey)"
 )
 _NEEDS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or an identity that may read it "
@@ -42,6 +42,7 @@ _CODES = {
     "InvalidAccessKeyId": "The access key is not known there.",
     "SignatureDoesNotMatch": "The secret key does not belong to the access key.",
     "ExpiredToken": "The credentials have expired.",
+    "InvalidToken": "The session's token does not belong to the keys.",
     "RequestTimeTooSkewed": "The clock of this machine is wrong.",
     "AuthenticationFailed": "The account's key, or the SAS token, is wrong or has expired.",
 }
@@ -56,12 +57,13 @@ def refused(bucket: Bucket, what: str, error: Exception) -> FetchError | Transie
     if _region_wrong(text, code):
         return _other_region(bucket, _between("Region", text))
     if _IDENTITY.search(text.partition("\n")[0].partition(" - ")[0]):
-        return _no_identity(bucket, what, status)
+        return _no_identity(bucket, what, status, text)
     if status == 404:
         if code in ("NoSuchKey", "BlobNotFound"):
             return ModelNotFound(f"{what} does not exist at {bucket.where} (404).")
         return ModelNotFound(f"{what}: there is no {bucket.kind} {bucket.name!r} at {bucket.where} (404).")
-    if status in (401, 403):
+    # Amazon tells of these with 400.
+    if status in (401, 403) or code in ("ExpiredToken", "InvalidToken"):
         return TokenRejected(f"{what}: {bucket.where} refused access ({_said(status, code)}). {_access(bucket, code)}")
     if status == 412:
         return FetchFailed(f"{what} changed while it was fetched; the next run takes what is there then.")
@@ -87,10 +89,18 @@ def _access(bucket: Bucket, code: str) -> str:
     return f"{known} Check what is set.".strip() if known else f"It needs {_NEEDS[bucket.scheme]}."
 
 
-def _no_identity(bucket: Bucket, what: str, status: int) -> FetchError | Transient:
-    said = f" (asking this machine's identity was answered with status {status})" if status else ""
+def _no_identity(bucket: Bucket, what: str, status: int, text: str) -> FetchError | Transient:
+    code = _between("Code", text) or _told_by_entra(text)
+    said = f" (asking this machine's identity was answered with status {_said(status, code)})" if status else ""
     if status == 429 or status >= 500:
         return Transient(HubUnreachable(f"{what}: this machine's identity cannot be had now{said}."))
+    if "BadScheme" in text:
+        return BadRequest(f"{what}: the address of the identity's service is no https:// address; correct it.")
+    if not status and "performing POST " in text:
+        # Only what was told where to ask asks so; an instance's own address answers nobody elsewhere.
+        return Transient(HubUnreachable(f"{what}: the identity's service cannot be reached: {_cause(text)}."))
+    if "token file" in text.partition("\n")[0]:
+        said = " (the file with this workload's token cannot be read)"
     return TokenRejected(f"{what}: no credentials were found{said}. It needs {_NEEDS[bucket.scheme]}.")
 
 
@@ -115,6 +125,11 @@ def _status(text: str) -> int:
 def _between(tag: str, text: str) -> str:
     match = re.search(rf"<{tag}>([A-Za-z0-9-]{{1,64}})</{tag}>", text)
     return match[1] if match else ""
+
+
+def _told_by_entra(text: str) -> str:
+    match = re.search(r"\bAADSTS\d{1,9}\b", text)
+    return match[0] if match else ""
 
 
 def _said(status: int, code: str) -> str:
