@@ -30,11 +30,13 @@ SOURCES = [
     if name.endswith(".py") and name.startswith(CODE_ROOTS) and not name.startswith("tests/docs/")
 ]
 
+# Charts that were name what was there.
 OTHERS = [
     name
     for name in files()
     if name in ("Makefile", "pyproject.toml")
-    or name.endswith((".cu", ".cuh", ".h", ".cpp", ".Dockerfile", ".tpl"))
+    or name.endswith((".cu", ".cuh", ".h", ".cpp", ".Dockerfile"))
+    or (name.endswith(".tpl") and name.startswith("charts/"))
     or (name.endswith(".yaml") and name.startswith(("charts/", "crds/")))
 ]
 

@@ -214,7 +214,7 @@ class Cluster:
             raise ApiError(0, "", f"the stream broke: {type(error).__name__}: {error}") from None
 
     async def pods_on(self, node: str) -> list[Object]:
-        """Every pod of a node, in any namespace."""
+        """Every pod of a node, "": those that wait for one, in any namespace."""
         answer = await self._request("GET", POD, POD.path(""), query=[("fieldSelector", f"spec.nodeName={node}")])
         found: list[Object] = answer["items"]
         return found

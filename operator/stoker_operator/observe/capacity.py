@@ -1,4 +1,5 @@
-"""Whether a node takes one more pod: as things are, and once a pod that runs there is gone.
+"""Whether a node takes one more pod: as things are, once pods that wait have their place, and once a pod that runs
+there is gone.
 
 Invariants: pure; pods that terminate count, since they hold what they have until they are gone; a doubt is a no.
 Knows nothing of the rest of scheduling (volumes, spreading, other pods' wishes): the scheduler's own word comes later
@@ -16,6 +17,7 @@ from stoker_operator.observe.rollout import is_finished
 from stoker_operator.spec.quantity import quantity
 
 Object = Mapping[str, Any]
+Held = dict[str, list[Object]]
 MOST_NODES = 50
 _COMPARED = {
     "In": lambda there, values: there in values,
@@ -29,8 +31,8 @@ _COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where one more replica could go. `spare`: nodes take its pods as things are; `freed`: they do once one replica of
-    the same service is gone.
+    """Where one more replica could go. `spare`: nodes take its pods beside all others, those among them that wait for a
+    place there; `freed`: they do once one replica of the same service is gone.
     """
 
     spare: bool
@@ -60,13 +62,35 @@ def places(asked: Sequence[Object], nodes: Iterable[Object], there: Mapping[str,
     """
     held = {name: list(pods) for name, pods in there.items()}
     known = [node for node in nodes if node["metadata"]["name"] in held]
-    for spec in asked:
-        fitting = (node for node in candidates(spec, known) if has_room(spec, node, held[node["metadata"]["name"]]))
-        node = next(fitting, None)
-        if node is None:
-            return False
-        held[node["metadata"]["name"]].append({"spec": spec})
-    return True
+    return all(_put({"spec": spec}, known, held) for spec in asked)
+
+
+def filled(waiting: Iterable[Object], nodes: Iterable[Object], there: Mapping[str, Sequence[Object]]) -> Held:
+    """What is on each node of `there` once the scheduler has come to those of the `waiting` pods that fit as things
+    are: it tries one again that found no node only after seconds, while a fresh one would take the place at once.
+    """
+    held = {name: list(pods) for name, pods in there.items()}
+    known = [node for node in nodes if node["metadata"]["name"] in held]
+    for pod in waiting:
+        _put(pod, known, held)
+    return held
+
+
+def _put(pod: Object, nodes: Sequence[Object], held: Held) -> bool:
+    """Put a pod on the first node that takes it, if one does."""
+    spec = pod["spec"]
+    fitting = (node for node in candidates(spec, nodes) if has_room(spec, node, held[node["metadata"]["name"]]))
+    node = next(fitting, None)
+    if node is not None:
+        held[node["metadata"]["name"]].append(pod)
+    return node is not None
+
+
+def is_promised(pod: Object, priority: int) -> bool:
+    """Whether a pod without a node is to have the first one that takes it, before another one of that `priority`."""
+    spec = pod["spec"]
+    held_back = bool(spec.get("schedulingGates")) or "deletionTimestamp" in pod["metadata"] or is_finished(pod)
+    return not held_back and int(spec.get("priority") or 0) >= priority
 
 
 def allocatable_gpus(node: Object, resource: str) -> int:

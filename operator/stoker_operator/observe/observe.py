@@ -249,12 +249,24 @@ async def room_for(cluster: Cluster, observed: Observed, asked: Sequence[Object]
             meta = pod["metadata"]
             replicas.setdefault(index_of(pod) or str(meta["name"]), set()).add(str(meta["uid"]))
     there: dict[str, list[Object]] = {}
+    waiting: list[Object] | None = None
     for node in capacity.candidates(asked[0], nodes):
         there[node["metadata"]["name"]] = list(await cluster.pods_on(node["metadata"]["name"]))
         if capacity.places(asked, nodes, there):
-            return Room(spare=True, freed=True)
+            waiting = await _waiting(cluster, observed) if waiting is None else waiting
+            if capacity.places(asked, nodes, capacity.filled(waiting, nodes, there)):
+                return Room(spare=True, freed=True)
     left = ({name: _but(pods, leaving) for name, pods in there.items()} for leaving in replicas.values())
     return Room(spare=False, freed=any(capacity.places(asked, nodes, pods) for pods in left))
+
+
+async def _waiting(cluster: Cluster, observed: Observed) -> list[Object]:
+    """The pods of others that wait for a node and do not stand behind this service's, the oldest first."""
+    own = {pod["metadata"]["uid"] for pod in observed.serving_pods}
+    priority = max((int(pod["spec"].get("priority") or 0) for pod in observed.serving_pods), default=0)
+    found = [pod for pod in await cluster.pods_on("") if pod["metadata"]["uid"] not in own]
+    promised = (pod for pod in found if capacity.is_promised(pod, priority))
+    return sorted(promised, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
 def _but(pods: Iterable[Object], leaving: Container[str]) -> list[Object]:

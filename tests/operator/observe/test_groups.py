@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.operator.observe.nodes import Nodes, asking
 
 from stoker_operator.observe.groups import members, read_groups
 from stoker_operator.observe.observe import room_for
@@ -94,31 +95,6 @@ def test_labels_alone_make_no_pod_the_services() -> None:
     ]
     assert members([*others, *ours], {"demo-nodes"}) == ours
     assert members(ours, set()) == []
-
-
-class Nodes:
-    """A cluster of nodes with so many GPUs each, and what holds them."""
-
-    def __init__(self, gpus: list[int], pods: dict[int, list[Object]]) -> None:
-        self._gpus, self._pods = gpus, pods
-
-    async def list_all(self, *_: Any) -> list[Object]:
-        ready = [{"type": "Ready", "status": "True"}]
-        return [
-            {
-                "metadata": {"name": str(number)},
-                "spec": {},
-                "status": {"conditions": ready, "allocatable": {"nvidia.com/gpu": str(count), "pods": "9"}},
-            }
-            for number, count in enumerate(self._gpus)
-        ]
-
-    async def pods_on(self, node: str) -> list[Object]:
-        return self._pods.get(int(node), [])
-
-
-def asking(gpus: int) -> Object:
-    return {"containers": [{"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]}
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,41 @@ async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
         return old["metadata"]["name"] not in {pod["metadata"]["name"] for pod in await node.pods("engine")}
 
     assert await eventually(gone)
+
+
+async def test_a_surge_leaves_a_gpu_to_a_pod_that_waits_for_it(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    full_node: str,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    """Whoever waits has the scheduler's next look; a surge made meanwhile would be quicker."""
+    two = json.dumps({"status": {"allocatable": {"nvidia.com/gpu": "2"}, "capacity": {"nvidia.com/gpu": "2"}}})
+    kubectl("patch", "node", full_node, "--subresource=status", "--type=merge", "-p", two)
+    await create("demo", placement=UNSCHEDULED, resources={"gpus": 1, "memory": "4Gi"})
+    await look("Fetching")
+    await node.fetch_all()
+    await look("RollingOut")
+    [old] = await eventually(lambda: node.pods("engine"))
+    node.bind(old, full_node)
+    node.run(old)
+    await look("Serving")
+    container = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "another"}}
+    kubectl("create", "-f", "-", stdin=head | {"spec": {"schedulerName": "nobody", "containers": [container]}})
+
+    async def changed(seed: str) -> Object:
+        patch = {"spec": {"runtime": {"args": ["--seed", seed]}}}
+        kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps(patch))
+        await look("RollingOut")
+        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert found is not None
+        assert seed in found["spec"]["template"]["spec"]["containers"][0]["args"]
+        return dict(found["spec"]["strategy"]["rollingUpdate"])
+
+    assert await changed("11") == {"maxSurge": 0, "maxUnavailable": 1}

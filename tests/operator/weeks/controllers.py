@@ -24,14 +24,16 @@ CALM_SECONDS = 300
 
 
 class Controllers:
-    """Use `sync` until it changes nothing; `load` says how many pods the requests of a service would keep busy."""
+    """Use `sync` until it changes nothing; `loads` says how many pods the requests of a service would keep busy, of
+    others 1.
+    """
 
     def __init__(self, store: Store, clock: Callable[[], datetime]) -> None:
         self._store, self._clock = store, clock
         self._numbers = count(1)
         self._progress: dict[str, tuple[Any, datetime]] = {}
         self._scaled: dict[str, datetime] = {}
-        self.load = 1
+        self.loads: dict[str, int] = {}
 
     def sync(self) -> None:
         """Do what is to be done now."""
@@ -273,7 +275,8 @@ class Controllers:
             self._store.say(scaler, conditions=[said], desiredReplicas=0)
             return
         sets = self._store.owned_by(kinds.REPLICA_SET, target)
-        wanted = min(max(self.load, spec["minReplicas"]), spec["maxReplicas"])
+        load = self.loads.get(target["metadata"]["name"], 1)
+        wanted = min(max(load, spec["minReplicas"]), spec["maxReplicas"])
         if not any(self._ready(each) for each in sets):
             wanted = min(max(there, spec["minReplicas"]), spec["maxReplicas"])
             said = {"type": "ScalingActive", "status": "False", "reason": "FailedGetPodsMetric", "message": "no pods"}

@@ -22,6 +22,8 @@ from stoker_operator.observe.rollout import is_finished, is_ready
 
 GPU = "nvidia.com/gpu"
 START_SECONDS, END_SECONDS, FETCH_SECONDS, LOOKUP_SECONDS = 40, 8, 25, 4
+# As the scheduler, of a pod that found no node: it tries it again once something changed, but not before so long.
+FIRST_BACKOFF, LONGEST_BACKOFF = 1, 10
 # As the node controller: silent so long, a node is unreachable; so long after that, its pods are evicted.
 UNREACHABLE_SECONDS, EVICTED_SECONDS = 40, 340
 UP, HANGS = "up", "hangs"
@@ -36,6 +38,15 @@ class Machine:
     since: datetime | None = None
     cordoned: bool = False
     broken: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How often the scheduler found no node for a pod, what the nodes were the last time, and until when it waits."""
+
+    count: int
+    nodes: tuple[tuple[str, str, bool, int], ...]
+    again: datetime
 
 
 @dataclass
@@ -55,6 +66,7 @@ class Machines:
     struck: dict[str, datetime] = field(default_factory=dict)
     _since: dict[str, datetime] = field(default_factory=dict)
     _addresses: dict[str, str] = field(default_factory=dict)
+    _tried: dict[str, Attempt] = field(default_factory=dict)
 
     def add(self, name: str, gpus: int) -> None:
         """A node joins."""
@@ -89,7 +101,7 @@ class Machines:
         if machine.gpus:
             machine.gpus, machine.broken = machine.gpus - 1, machine.broken + 1
             over = self._gpus(name) - machine.gpus
-            victims = [pod for pod in self.on(name) if _gpus(pod) and not is_finished(pod) and not is_going(pod)]
+            victims = [pod for pod in self.on(name) if gpus_of(pod) and not is_finished(pod) and not is_going(pod)]
             if over > 0 and victims:
                 self.fail(victims[0], "UnexpectedAdmissionError", "a device plugin's device is unhealthy")
             self._tell(name)
@@ -117,7 +129,7 @@ class Machines:
                 found += [machine.since + timedelta(seconds=s) for s in (UNREACHABLE_SECONDS, EVICTED_SECONDS)]
         seconds = (END_SECONDS, LOOKUP_SECONDS, FETCH_SECONDS, START_SECONDS, 2 * START_SECONDS)
         found += [at + timedelta(seconds=each) for at in self._since.values() for each in seconds]
-        return found
+        return found + [attempt.again for attempt in self._tried.values()]
 
     def sync(self) -> None:
         """Place pods, and let each come as far as it would be by now."""
@@ -133,6 +145,8 @@ class Machines:
                 self._live(pod, now)
         for gone in self._since.keys() - there:
             del self._since[gone]
+        for gone in self._tried.keys() - there:
+            del self._tried[gone]
 
     def _watch(self, name: str, machine: Machine, now: datetime) -> None:
         """The node controller's part about a node that is silent."""
@@ -166,7 +180,7 @@ class Machines:
         self._tell(name)
 
     def _gpus(self, name: str) -> int:
-        return sum(_gpus(pod) for pod in self.on(name) if not is_finished(pod))
+        return sum(gpus_of(pod) for pod in self.on(name) if not is_finished(pod))
 
     def _place(self, pod: Object) -> None:
         if is_finished(pod):
@@ -175,19 +189,26 @@ class Machines:
             if self.store.find(kinds.CLAIM, claim) is None:
                 self._say_unplaced(pod, f'persistentvolumeclaim "{claim}" not found')
                 return
-        lacking: dict[str, int] = {}
+        uid, lacking = pod["metadata"]["uid"], dict[str, int]()
+        state = tuple((name, it.state, it.cordoned, it.gpus - self._gpus(name)) for name, it in self.nodes.items())
+        tried = self._tried.get(uid, Attempt(0, (), self.clock()))
+        if tried.nodes == state or self.clock() < tried.again:
+            return
         for name, machine in sorted(self.nodes.items()):
             if machine.state != UP:
                 lacks = "node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
             elif machine.cordoned:
                 lacks = "node(s) were unschedulable"
-            elif self._gpus(name) + _gpus(pod) > machine.gpus:
+            elif self._gpus(name) + gpus_of(pod) > machine.gpus:
                 lacks = f"Insufficient {GPU}"
             else:
                 self.store.put({**pod, "spec": {**pod["spec"], "nodeName": name}, "status": {"phase": "Pending"}})
-                self._since[pod["metadata"]["uid"]] = self.clock()
+                self._since[uid] = self.clock()
+                self._tried.pop(uid, None)
                 return
             lacking[lacks] = lacking.get(lacks, 0) + 1
+        wait = timedelta(seconds=min(FIRST_BACKOFF * 2**tried.count, LONGEST_BACKOFF))
+        self._tried[uid] = Attempt(tried.count + 1, state, self.clock() + wait)
         said = ", ".join(f"{count} {lacks}" for lacks, count in sorted(lacking.items()))
         self._say_unplaced(pod, f"0/{len(self.nodes)} nodes are available: {said}.")
 
@@ -319,7 +340,8 @@ def _claims(pod: Object) -> list[str]:
     return [str(claim["claimName"]) for claim in volumes if claim]
 
 
-def _gpus(pod: Object) -> int:
+def gpus_of(pod: Object) -> int:
+    """How many GPUs a pod holds or asks for."""
     limits = (pod["spec"]["containers"][0].get("resources") or {}).get("limits") or {}
     return int(limits.get(GPU, "0"))
 

@@ -15,7 +15,7 @@ from typing import Any
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster, Object
 from stoker_operator.cluster.kinds import Kind
-from stoker_operator.manifests.identity import FIELD_MANAGER
+from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE
 
 SERVED = frozenset({"HTTPRoute"})
 _OTHERS = ("wake",)
@@ -26,7 +26,9 @@ class Died(BaseException):
 
 
 class Store(Cluster):
-    """`writes` are the operator's, `idle` those of them that changed nothing; `version` moves with every change."""
+    """`writes` are the operator's, `idle` those of them that changed nothing, `touched` the services that they were
+    about; `version` moves with every change.
+    """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -36,6 +38,8 @@ class Store(Cluster):
         self.version = 0
         self.writes: list[str] = []
         self.idle: list[str] = []
+        self.touched: set[str] = set()
+        self._news: dict[str, int] = {}
         self.dies_before: int | None = None
         self.refuses = 0
 
@@ -63,8 +67,8 @@ class Store(Cluster):
         return self.of(kind)
 
     async def pods_on(self, node: str) -> list[Object]:
-        """Every pod of a node."""
-        return [pod for pod in self.of(kinds.POD) if pod["spec"].get("nodeName") == node]
+        """Every pod of a node, "": those that wait for one."""
+        return [pod for pod in self.of(kinds.POD) if pod["spec"].get("nodeName", "") == node]
 
     async def served(self, wanted: Sequence[Kind]) -> frozenset[str]:
         """Of the kinds that a cluster may lack, those that this one has."""
@@ -77,6 +81,7 @@ class Store(Cluster):
         meta = manifest["metadata"]
         self._write("apply", kind, meta["name"], bare=bool(subresource))
         live = self.find(kind, meta["name"], meta.get("namespace", ""))
+        self.touched |= {service_of(item) for item in (manifest, live) if item is not None}
         if subresource:
             if live is None:
                 raise ApiError(404, "NotFound", f"{kind.kind} {meta['name']} does not exist")
@@ -115,6 +120,7 @@ class Store(Cluster):
         live = self.find(kind, name, namespace)
         if live is None or live["metadata"]["uid"] != uid:
             return
+        self.touched.add(service_of(live))
         if "deletionTimestamp" in live["metadata"]:
             self.idle.append(f"delete {kind.kind} {name}")
         self.remove(live)
@@ -140,6 +146,10 @@ class Store(Cluster):
     def find(self, kind: Kind, name: str, namespace: str = "ns") -> Object | None:
         """The object of this name, or None."""
         return self._objects.get(kind.kind, {}).get((namespace, name))
+
+    def news_of(self, service: str) -> int:
+        """The version at which something of a service changed last; nodes are everybody's."""
+        return max(self._news.get(service, 0), self._news.get("", 0))
 
     def of(self, kind: Kind) -> list[Object]:
         """All objects of a kind."""
@@ -171,6 +181,7 @@ class Store(Cluster):
         fresh: Object = {**item, "metadata": meta}
         shelf = self._objects.setdefault(item["kind"], {})
         shelf[meta.get("namespace", ""), meta["name"]] = fresh
+        self._news[service_of(fresh)] = self.version
         return fresh
 
     def patch_spec(self, item: Object, changes: Mapping[str, Any]) -> Object:
@@ -202,6 +213,7 @@ class Store(Cluster):
         meta = item["metadata"]
         self._objects[item["kind"]].pop((meta.get("namespace", ""), meta["name"]), None)
         self.version += 1
+        self._news[service_of(item)] = self.version
 
     def collect_garbage(self) -> None:
         """What has an owner, and none that is there, goes; so do volumes that are deleted and mounted by no pod."""
@@ -224,12 +236,18 @@ def owners(item: Object) -> list[Object]:
     return item["metadata"].get("ownerReferences") or []
 
 
+def service_of(item: Mapping[str, Any]) -> str:
+    """The service that an object is, or whose label it carries; "" of nodes and of volumes, which services share."""
+    meta = item["metadata"]
+    return str(meta["name"] if item["kind"] == kinds.INFERENCE_SERVICE.kind else _labels(item).get(INSTANCE, ""))
+
+
 def is_going(item: Object) -> bool:
     """Whether somebody deleted it."""
     return "deletionTimestamp" in item["metadata"]
 
 
-def _labels(item: Object) -> Mapping[str, str]:
+def _labels(item: Mapping[str, Any]) -> Mapping[str, str]:
     found: Mapping[str, str] = item["metadata"].get("labels") or {}
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tests.operator.weeks.machines import Machines, seed_of
-from tests.operator.weeks.store import Store
+from tests.operator.weeks.store import Store, service_of
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Object
@@ -45,7 +45,9 @@ class Traffic:
 class Voices(PodClient):
     """In the place of HTTP."""
 
-    def __init__(self, store: Store, machines: Machines, traffic: Traffic, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: Store, machines: Machines, traffic: Callable[[str], Traffic], clock: Callable[[], datetime]
+    ) -> None:
         self._store, self._machines, self._traffic, self._clock = store, machines, traffic, clock
         self._begun: dict[str, tuple[timedelta, datetime]] = {}
 
@@ -64,8 +66,9 @@ class Voices(PodClient):
 
     async def adapters(self, address: Address) -> tuple[AdapterReport, ...] | None:
         """All of the list, as it is."""
-        found = self._store.find(kinds.CONFIG_MAP, "demo-adapters")
-        if self._pod(address) is None or found is None:
+        pod = self._pod(address)
+        found = self._store.find(kinds.CONFIG_MAP, f"{service_of(pod)}-adapters") if pod is not None else None
+        if found is None:
             return None
         listed = json.loads(found["data"]["adapters.json"])["adapters"]
         return tuple(AdapterReport(each["name"], each["digest"], "loaded") for each in listed)
@@ -74,15 +77,16 @@ class Voices(PodClient):
         pod = self._pod(address)
         if pod is None:
             return ""
-        uid, total, now = pod["metadata"]["uid"], self._traffic.total(), self._clock()
+        traffic, now = self._traffic(service_of(pod)), self._clock()
+        uid, total = pod["metadata"]["uid"], traffic.total()
         before, begun = self._begun.setdefault(uid, (total, now))
         asked = (total - before).total_seconds() * PER_SECOND
-        quiet = now - max(self._traffic.since or begun, begun)
-        idle = 0.0 if self._traffic.busy else quiet.total_seconds()
+        quiet = now - max(traffic.since or begun, begun)
+        idle = 0.0 if traffic.busy else quiet.total_seconds()
         failed = asked / 3 if seed_of(pod) % 7 == 5 else 0.0
         slow = 3.0 if seed_of(pod) % 7 == 6 else 1.0
         lines = [
-            f"vllm:num_requests_running {int(self._traffic.busy)}",
+            f"vllm:num_requests_running {int(traffic.busy)}",
             "vllm:num_requests_waiting 0",
             f"stoker:idle_seconds {idle}",
             f'vllm:request_success_total{{finished_reason="stop"}} {asked - failed}',
