@@ -87,7 +87,7 @@ def made(folder: Path, kind: str = "mixtures") -> Path:
     return folder
 
 
-def write(folder: Path, form: str, kind: str) -> tuple[Path, Path]:
+def write(folder: Path, form: str, kind: str = "mixtures") -> tuple[Path, Path]:
     """The checkpoint in `folder/q`, and in `folder/d` a dense one of the values that it stands for."""
     config, quantize, _ = FORMATS[form]
     dense = made(folder / "made", kind)
