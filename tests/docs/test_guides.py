@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 import yaml
 from e2e.hub.server import Hub
 from tests import real_models
+from tests.serving import serving
 
 from stoker_operator.spec.service import parse as parse_service
 from stoker_runtime.settings.parse import parse
@@ -84,12 +84,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (described / "config.json").write_text(json.dumps(DESCRIPTION))
     (described / "model.safetensors").write_bytes(b"not to be asked for")
     server.add(DESCRIBED, described)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server.url
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server.url
 
 
 def free_port() -> int:

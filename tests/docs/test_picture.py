@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from docs.picture import Span, draw, lines, panels, with_gaps
+from tests.serving import serving
 
 from stoker_operator.spec.service import InferenceService, parse
 
@@ -45,13 +45,8 @@ class Prometheus(BaseHTTPRequestHandler):
 @pytest.fixture
 def prometheus() -> Iterator[str]:
     ASKED.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Prometheus)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Prometheus)) as server:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def test_every_panel_is_asked_for_as_grafana_would(prometheus: str) -> None:

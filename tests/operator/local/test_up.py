@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from e2e.hub.server import Hub
 from tests import real_models
+from tests.serving import serving
 
 from stoker_operator.local.controllers import free_ports
 
@@ -32,12 +32,8 @@ READY_SECONDS = 180
 def hub(place: Path, token: str = "") -> Iterator[Hub]:
     server = Hub(token=token)
     server.add(REPOSITORY, place)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 def command(manifest: Path, data: Path, port: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -26,34 +26,52 @@ def full_node(bare_node: str, kubectl: Callable[..., str]) -> str:
     return bare_node
 
 
+@pytest.fixture
+def serving_pod(
+    create: Callable[..., Any], look: Callable[..., Any], node: Node, full_node: str, eventually: Callable[..., Any]
+) -> Callable[[Object], Awaitable[Object]]:
+    """Make the service "demo" with such resources; its one pod serves on the node."""
+
+    async def serve(resources: Object) -> Object:
+        await create("demo", placement=UNSCHEDULED, resources=resources)
+        await look("Fetching")
+        await node.fetch_all()
+        await look("RollingOut")
+        [pod] = await eventually(lambda: node.pods("engine"))
+        node.bind(pod, full_node)
+        node.run(pod)
+        await look("Serving")
+        return pod  # type: ignore[no-any-return]
+
+    return serve
+
+
+@pytest.fixture
+def deployed(cluster: Cluster, namespace: str) -> Callable[[], Awaitable[Object]]:
+    """The spec of its Deployment."""
+
+    async def spec() -> Object:
+        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert found is not None
+        return dict(found["spec"])
+
+    return spec
+
+
 async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
-    create: Callable[..., Any],
     look: Callable[..., Any],
     node: Node,
-    full_node: str,
-    cluster: Cluster,
-    namespace: str,
+    serving_pod: Callable[[Object], Awaitable[Object]],
+    deployed: Callable[[], Awaitable[Object]],
     kubectl: Callable[..., str],
     eventually: Callable[..., Any],
     engine: list[Object],
 ) -> None:
     gpu = {"gpus": 1, "memory": "4Gi"}
-    await create("demo", placement=UNSCHEDULED, resources=gpu)
-    await look("Fetching")
-    await node.fetch_all()
-    await look("RollingOut")
-    [old] = await eventually(lambda: node.pods("engine"))
-    node.bind(old, full_node)
-    node.run(old)
-    await look("Serving")
+    old = await serving_pod(gpu)
 
     def change(spec: Object) -> None:
         kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps({"spec": spec}))
-
-    async def strategy() -> Object:
-        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
-        assert found is not None
-        return dict(found["spec"]["strategy"]["rollingUpdate"])
 
     known = {old["metadata"]["name"]}
 
@@ -79,11 +97,12 @@ async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
         await look("RollingOut")
         found = await waits(said)
         assert condition(found, "Servable")["status"] == "True"
-        assert await strategy() == {"maxSurge": 1, "maxUnavailable": 0}
+        assert (await deployed())["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert old["metadata"]["name"] in {pod["metadata"]["name"] for pod in await node.pods("engine")}
     change({"resources": gpu | {"memory": "5Gi"}})
     await look("RollingOut")
-    assert await strategy() == {"maxSurge": 0, "maxUnavailable": 1}  # its GPU is what the new one lacks
+    # Its GPU is what the new one lacks.
+    assert (await deployed())["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
     async def gone() -> bool:
         return old["metadata"]["name"] not in {pod["metadata"]["name"] for pod in await node.pods("engine")}
@@ -92,27 +111,17 @@ async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
 
 
 async def test_a_surge_leaves_a_gpu_to_a_pod_that_waits_for_it(
-    create: Callable[..., Any],
     look: Callable[..., Any],
-    node: Node,
     full_node: str,
-    cluster: Cluster,
-    namespace: str,
+    serving_pod: Callable[[Object], Awaitable[Object]],
+    deployed: Callable[[], Awaitable[Object]],
     kubectl: Callable[..., str],
-    eventually: Callable[..., Any],
     engine: list[Object],
 ) -> None:
     """Whoever waits has the scheduler's next look; a surge made meanwhile would be quicker."""
     two = json.dumps({"status": {"allocatable": {"nvidia.com/gpu": "2"}, "capacity": {"nvidia.com/gpu": "2"}}})
     kubectl("patch", "node", full_node, "--subresource=status", "--type=merge", "-p", two)
-    await create("demo", placement=UNSCHEDULED, resources={"gpus": 1, "memory": "4Gi"})
-    await look("Fetching")
-    await node.fetch_all()
-    await look("RollingOut")
-    [old] = await eventually(lambda: node.pods("engine"))
-    node.bind(old, full_node)
-    node.run(old)
-    await look("Serving")
+    await serving_pod({"gpus": 1, "memory": "4Gi"})
     container = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "another"}}
     kubectl("create", "-f", "-", stdin=head | {"spec": {"schedulerName": "nobody", "containers": [container]}})
@@ -121,9 +130,8 @@ async def test_a_surge_leaves_a_gpu_to_a_pod_that_waits_for_it(
         patch = {"spec": {"runtime": {"args": ["--seed", seed]}}}
         kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps(patch))
         await look("RollingOut")
-        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
-        assert found is not None
-        assert seed in found["spec"]["template"]["spec"]["containers"][0]["args"]
-        return dict(found["spec"]["strategy"]["rollingUpdate"])
+        found = await deployed()
+        assert seed in found["template"]["spec"]["containers"][0]["args"]
+        return dict(found["strategy"]["rollingUpdate"])
 
     assert await changed("11") == {"maxSurge": 0, "maxUnavailable": 1}

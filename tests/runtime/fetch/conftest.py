@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from e2e.hub.server import Hub
+from tests.serving import serving
 
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.order import Order
@@ -47,12 +48,8 @@ def model(tmp_path: Path) -> Path:
 def hub(model: Path) -> Iterator[Hub]:
     server = Hub()
     server.add(REPO, model)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 Fetch = Callable[..., Published]
@@ -84,7 +81,7 @@ Answer = Callable[[str, socket.socket], None]
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], str]]:
     """Start web servers that answer as a function likes, byte for byte; gives their address."""
-    servers: list[socketserver.ThreadingTCPServer] = []
+    running = contextlib.ExitStack()
 
     def start(answer: Answer) -> str:
         class Handler(socketserver.BaseRequestHandler):
@@ -97,14 +94,11 @@ def serve() -> Iterator[Callable[[Answer], str]]:
 
         server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        running.enter_context(serving(server))
         return f"http://127.0.0.1:{server.server_address[1]}"
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with running:
+        yield start
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from e2e.modelscope.server import ModelScope as Server
 from tests.runtime.fetch.conftest import QUICK
+from tests.serving import serving
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate
@@ -57,12 +58,8 @@ def modelscope(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str,
     server = Server()
     server.repositories[REPO] = {"master": files, "v1": files | {"config.json": b'{"num_hidden_layers": 1}'}}
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", server.url)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture

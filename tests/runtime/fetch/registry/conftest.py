@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.registry.server import Registry
+from tests.serving import serving
 
 
 @pytest.fixture
@@ -22,12 +22,8 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Regist
     server = Registry()
     server.login = (f"user-{secrets.token_hex(2)}", secrets.token_urlsafe(12))
     log_in(tmp_path, server, *server.login)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 def log_in(folder: Path, server: Registry, user: str, password: str) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pytest
 from e2e.stores.server import ObjectStore
 from tests.runtime.fetch.conftest import QUICK
+from tests.serving import serving
 
 from stoker_runtime.fetch.order import Order, endpoint_for
 from stoker_runtime.fetch.prefetch import Prefetch, Published
@@ -83,12 +84,8 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lent]:
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{server.url}/{server.access.account[0]}")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", server.access.account[0])
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", server.access.account[1])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield lent
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield lent
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import secrets
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from e2e.stores.identities import Identities
 from tests.runtime.fetch.stores.conftest import PREFIX, Fetch, Lent
+from tests.serving import serving
 
 from stoker_runtime.fetch.errors import BadRequest, FetchError, HubUnreachable, TokenRejected
 
@@ -74,12 +74,8 @@ def identities(
     }
     for name, value in (injected[cloud] | here[cloud]).items():
         monkeypatch.setenv(name, value)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture
