@@ -81,6 +81,7 @@ class AttentionMeta:
     not take, and where `planned_tiles` that of its chunks (`tile_plan.py`).
     `settled`: these tensors and the plan are complete before any kernel of
     attention can start (`pdl.pdl_settle`), so that one may read them, and keys of earlier steps, ahead of its turn.
+    `fresh`: how many of a decode row's last keys this step may write; with drafts a sequence has several rows.
     `shared`: all this is of keys behind those, which the step's rows have in common (`shared_prefix`).
     """
 
@@ -97,6 +98,7 @@ class AttentionMeta:
     planned_items: bool = False
     planned_tiles: bool = False
     settled: bool = False
+    fresh: int = 1
     shared: SharedPrefix | None = None
 
 

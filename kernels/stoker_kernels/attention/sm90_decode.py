@@ -41,7 +41,7 @@ _POINTERS = (
 )
 _NUMBERS = (
     *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
-    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled", "parts"),
+    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled", "parts", "fresh"),
 )
 
 
@@ -163,6 +163,7 @@ def decode_arguments(
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
         meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, min(BOX_ROWS, page), stages,
         space.shares.shape[0], int(settled), 0 if inputs.before is None else inputs.before.parts,
+        meta.fresh,
     )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None = None, 
 def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
     """Rows `ids` [T] of a table of one piece → [T, K] of `dtype`; ids lie in `[0, N)`.
 
+    As `embedding.embed` does, it settles what was written before it (`pdl.pdl_settle`).
     Raises ValueError for a table of several pieces.
     """
     if len(table.pieces) != 1:

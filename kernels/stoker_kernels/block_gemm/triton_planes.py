@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.pdl import pdl_settle, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 
 BASE = tl.constexpr(128)  # what codes of both 16-bit types stand on
@@ -287,9 +287,8 @@ def plane_rows_kernel(
     HIGH_EACH: tl.constexpr, OFFSET: tl.constexpr, BYTES: tl.constexpr, MINS: tl.constexpr, NIBBLES: tl.constexpr,
     LEVELS: tl.constexpr, SCALE_WORDS: tl.constexpr, ROWS: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
-    # Rows `ids`, or those from `first` on, a step or a tail of each.
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
+    # Rows `ids`, or those from `first` on, a step or a tail of each. An embedding is the first of a step's layers.
+    pdl_settle(LAUNCH_PDL)
     place_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = place_row < count
     row = tl.load(ids + place_row, mask=there, other=0).to(tl.int32) if ids is not None else first + place_row

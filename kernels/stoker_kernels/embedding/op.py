@@ -32,7 +32,8 @@ def embed(
 ) -> Tensor:
     """`ids [T]` int32, `table [V,H]` → `[T,H]` in the table's dtype: scale · table[ids], one rounding.
 
-    With `positions [T]` int32 the rows of `position_table [P,H]` by position are added.
+    With `positions [T]` int32 the rows of `position_table [P,H]` by position are added. On CUDA what was written before
+    is settled for the kernels behind it (`pdl.pdl_settle`).
     """
     rows: Tensor = select("embed", table.device, table.dtype)(
         ids, table, scale=scale, positions=positions, position_table=position_table, out=out

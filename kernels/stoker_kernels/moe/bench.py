@@ -80,7 +80,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
         x = torch.randn(tokens, hidden, device=device).bfloat16()
         logits = torch.randn(tokens, count, device=device) * generator.choice([0.0, 1.0, 10.0])
-        found = choose.route(logits, Routing(top_k, renormalize=True))
+        found = choose.route(logits, Routing(top_k, renormalize=True, packed=generator.random() < 0.5))
         what = f"{kind}, {tokens} tokens, {top_k} of {count}, {ffn} × {hidden}"
         if not torch.equal(found.ids, reference.route(logits, Routing(top_k)).ids):
             complaints.append(f"{what}: other experts")
@@ -121,7 +121,8 @@ def timed(run: Callable[[int], object], rounds: int = 16) -> float:
 def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     """Time one layer at a number of tokens."""
     count, top_k, ffn, hidden = LAYERS[layer]
-    device, routing = weights.down.device, Routing(LAYERS[layer][1], renormalize=True)
+    device = weights.down.device
+    routing = Routing(LAYERS[layer][1], renormalize=True, packed=weights.in_four_bits)
     xs = [torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(SETS)]
     logits = [torch.randn(tokens, count, device=device).bfloat16() for _ in range(SETS)]
     plans = [choose.route(each, routing) for each in logits]

@@ -55,9 +55,10 @@ def tile_of_rows(
     weights: ExpertWeights, tokens: int, tiles: int, rows: int, device: torch.device, *, gated: bool
 ) -> RowTile:
     if weights.in_four_bits:
-        return packed_row_tile(tokens, tiles, rows, sm_count(device), gated=gated)
+        return packed_row_tile(weights.kind, tokens, tiles, rows, sm_count(device), gated=gated)
     as_fp8 = weights.takes_quantized and chip_of(sm_of(device)).wgmma
-    return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8)
+    in_bytes = weights.kind == "int8"
+    return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8, in_bytes=in_bytes)
 
 
 def step_of(weights: ExpertWeights, width: int, columns: int) -> int:

@@ -20,6 +20,9 @@ TOKEN_TILES = (16, 32, 64, 128)
 # A tile should hold half as many tokens again as an expert gets in the mean, so that few experts need a second one,
 # which would read the weights again.
 _SLACK = 1.5
+# Of experts in four bits a second tile is decoded again, but padding is multiplied for nothing by those who decode: the
+# most tokens that an expert may get in the mean where a tile has so many.
+_PACKED_MEANS = {16: 12, 32: 32, 64: 96}
 _STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
 _WAVES = 2  # of programs, so that the SMs end together
 _FP8_WAVES = 8  # from which on fewer and larger programs are as even
@@ -38,6 +41,27 @@ class RowTile(NamedTuple):
     stages: int
 
 
+# Of weights in four bits, where an expert's rows are enough for all SMs: by tokens of a tile, for gate and up and for
+# down, as measured on an H200. What a step decodes takes registers and shared memory by its format.
+PACKED_TILES = {
+    "mxfp4": {
+        16: (RowTile(32, 256, 2, 3), RowTile(64, 256, 4, 3)),
+        32: (RowTile(64, 256, 4, 2), RowTile(64, 256, 4, 3)),
+        64: (RowTile(64, 256, 4, 2), RowTile(128, 256, 8, 2)),
+    },
+    "nvfp4": {
+        16: (RowTile(64, 256, 4, 3), RowTile(64, 256, 4, 3)),
+        32: (RowTile(64, 256, 4, 3), RowTile(128, 256, 8, 2)),
+        64: (RowTile(64, 256, 4, 3), RowTile(128, 256, 8, 2)),
+    },
+    "int4": {
+        16: (RowTile(64, 256, 4, 3), RowTile(64, 256, 4, 2)),
+        32: (RowTile(64, 256, 4, 3), RowTile(64, 256, 4, 2)),
+        64: (RowTile(64, 256, 4, 2), RowTile(128, 256, 8, 2)),
+    },
+}
+BYTES_TILE = RowTile(64, 128, 4, 4)
+LARGEST_PACKED_TILE = RowTile(128, 256, 8, 2)
 # Where a token's bits may not depend on the batch: 64 rows are one instruction's for any number of tokens.
 FIXED_TILE = RowTile(64, 64, 4, 4)
 FIXED_PACKED_TILE = RowTile(64, 256, 4, 3)
@@ -67,12 +91,14 @@ def sort_block(pairs: int) -> int:
     return next((block for block in SORT_BLOCKS if block >= pairs), SORT_BLOCKS[-1])
 
 
-def token_tile(tokens: int, top_k: int, experts: int) -> int:
-    """Tokens of a tile."""
+def token_tile(tokens: int, top_k: int, experts: int, *, packed: bool = False) -> int:
+    """Tokens of a tile; `packed`: of experts in four bits."""
     if tokens <= FEW_TOKENS:
         return FEW_TOKENS
-    wanted = _SLACK * tokens * top_k / experts
-    return next((tile for tile in TOKEN_TILES if tile >= wanted), TOKEN_TILES[-1])
+    mean = tokens * top_k / experts
+    if packed:
+        return next((tile for tile, most in _PACKED_MEANS.items() if mean <= most), TOKEN_TILES[-1])
+    return next((tile for tile in TOKEN_TILES if tile >= _SLACK * mean), TOKEN_TILES[-1])
 
 
 class PlanSizes(NamedTuple):
@@ -84,11 +110,11 @@ class PlanSizes(NamedTuple):
     alone: bool
 
 
-def plan_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
+def plan_sizes(tokens: int, top_k: int, experts: int, *, packed: bool = False) -> PlanSizes:
     """The sizes of a step's plan."""
     return PlanSizes(
-        token_tile(tokens, top_k, experts),
-        most_tiles(tokens, top_k, experts),
+        token_tile(tokens, top_k, experts, packed=packed),
+        most_tiles(tokens, top_k, experts, packed=packed),
         route_tokens(tokens, top_k),
         in_one_program(tokens, top_k),
     )
@@ -100,12 +126,12 @@ def fixed_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
     return PlanSizes(tile, tokens * top_k // tile + experts, SOME_TOKENS, alone=False)
 
 
-def most_tiles(tokens: int, top_k: int, experts: int) -> int:
+def most_tiles(tokens: int, top_k: int, experts: int, *, packed: bool = False) -> int:
     """Tiles that the plan of a step has room for."""
     pairs = tokens * top_k
     if in_one_program(tokens, top_k):
         return min(pairs, experts)
-    return pairs // token_tile(tokens, top_k, experts) + experts
+    return pairs // token_tile(tokens, top_k, experts, packed=packed) + experts
 
 
 def most_in_one(tokens: int, top_k: int, experts: int) -> int:
@@ -113,32 +139,35 @@ def most_in_one(tokens: int, top_k: int, experts: int) -> int:
     return max(2, power_of_two(min(tokens * top_k, experts)))
 
 
-def packed_row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:
+def packed_row_tile(kind: str, tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:
     """As `row_tile`, for weights of four bits: 256 columns a step, and a warp for 16 rows, so that none decodes what
     another one does.
     """
-    if tile > _STREAMED:
-        return RowTile(128, 256, 8, 2) if tile == TOKEN_TILES[-1] else RowTile(64, 256, 4, 3)
-    if tile <= FEW_TOKENS:
-        # While the launch before still runs, each program brings in what its ring holds: a short one is better only
-        # where programs follow each other on an SM.
-        return RowTile(32, 256, 2, 3 if tiles * -(-rows // 32) > _IN_TURN * sms else 4 if gated else 6)
-    for wide in (32,) if gated else (64, 32):
-        if tiles * -(-rows // wide) >= _WAVES * sms:
-            return RowTile(wide, 256, wide // 16, 4)
-    return RowTile(16, 256, 1, 4)
+    if tile == TOKEN_TILES[-1]:
+        return LARGEST_PACKED_TILE
+    chosen = PACKED_TILES[kind][tile][0 if gated else 1]
+    if tile > _STREAMED or tiles * -(-rows // 32) > _IN_TURN * sms:
+        return chosen
+    # While the launch before still runs, each program brings in what its ring holds: a short one is better only where
+    # programs follow each other on an SM.
+    return RowTile(32, 256, 2, 4 if gated else 6) if tile <= FEW_TOKENS else RowTile(16, 256, 1, 4)
 
 
-def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool, as_fp8: bool = False) -> RowTile:
+def row_tile(
+    tile: int, tiles: int, rows: int, sms: int, *, gated: bool, as_fp8: bool = False, in_bytes: bool = False
+) -> RowTile:
     """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many.
 
     `as_fp8`: the GPU multiplies FP8 as it is, if there are 64 rows; of fewer every warp makes 16 bits first.
+    `in_bytes`: weights are integers of eight bits, which are made 16 bits.
     """
     if tile > _STREAMED:
         # Operations count: two warpgroups on 128 × 128 sums, of gate and of up.
         return RowTile(128, 64, 8, 3) if tile == TOKEN_TILES[-1] else RowTile(64, 64, 4, 4)
     if as_fp8 and tiles * -(-rows // 64) >= _FP8_WAVES * sms:
         return RowTile(64, 128, 4, 5)
+    if in_bytes and tiles * -(-rows // 64) >= _FP8_WAVES * sms:
+        return BYTES_TILE
     # Every SM shall stream some expert's rows: narrower tiles where there would be fewer programs than places.
     for wide in (64, 32):
         if tiles * -(-rows // wide) >= _WAVES * sms:

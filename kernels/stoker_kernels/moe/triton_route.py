@@ -193,7 +193,7 @@ def route(
     counts: Tensor | None = None,
 ) -> Routes:
     """`moe.route` on CUDA."""
-    sizes = plan_sizes(len(logits), routing.top_k, logits.shape[1])
+    sizes = plan_sizes(len(logits), routing.top_k, logits.shape[1], packed=routing.packed)
     return choose(logits, routing, sizes, bias=bias, slot_mapping=slot_mapping, counts=counts)
 
 

@@ -45,6 +45,7 @@ class Routing:
     `top_groups` best groups may be chosen; a group is worth its best expert ("max"), or the sum of its two best.
     A correction bias moves the choice, never the weights. `renormalize`: the chosen weights add up to one. They are
     multiplied with `scale` at the end. Softmax over the chosen logits alone is softmax, renormalized.
+    `packed` says that the experts' weights have four bits: a plan has tiles that suit these.
     Raises ValueError for a combination that has no meaning.
     """
 
@@ -56,6 +57,7 @@ class Routing:
     top_groups: int = 1
     group_score: GroupScore = "max"
     jitter: float = 0.0
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.top_k < 1 or not 1 <= self.top_groups <= self.groups:

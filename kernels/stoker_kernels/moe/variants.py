@@ -10,8 +10,11 @@ from __future__ import annotations
 from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import (
+    BYTES_TILE,
     FIXED_PACKED_TILE,
     FIXED_TILE,
+    LARGEST_PACKED_TILE,
+    PACKED_TILES,
     ROUTE_TOKENS,
     SOME_TOKENS,
     SORT_BLOCKS,
@@ -63,13 +66,20 @@ _DOWN_CHOICES = _TILE_CHOICES | {
 # Of FP8 where the GPU multiplies it as it is.
 _FP8_CHOICES: dict[int, tuple[RowTile, ...]] = {16: (RowTile(64, 128, 4, 5),), 32: (RowTile(64, 128, 4, 5),)}
 
-# Of weights in four bits, by whether gate and up are multiplied together.
-_PACKED_CHOICES = {
-    gated: {16: (*(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6)), FIXED_PACKED_TILE)}
-    | {32: (*(RowTile(rows, 256, rows // 16, 4) for rows in few), FIXED_PACKED_TILE)}
-    | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
-    for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
-}
+# Of integers in bytes where an expert's rows are enough for all SMs.
+_BYTES_CHOICES: dict[int, tuple[RowTile, ...]] = {16: (BYTES_TILE,), 32: (BYTES_TILE,)}
+
+
+def _packed_choices(kind: str, *, gated: bool) -> dict[int, tuple[RowTile, ...]]:
+    """Of weights in four bits, by whether gate and up are multiplied together."""
+    rest = {16: RowTile(32, 256, 2, 4 if gated else 6), 32: RowTile(16, 256, 1, 4), 64: FIXED_PACKED_TILE}
+    found = {
+        tile: tuple(dict.fromkeys((of_both[0 if gated else 1], rest[tile], FIXED_PACKED_TILE)))
+        for tile, of_both in PACKED_TILES[kind].items()
+    }
+    return found | {TOKEN_TILES[-1]: (LARGEST_PACKED_TILE,)}
+
+
 BLOCKS, PACKED, INTEGERS, NVFP4, BYTES, BOTH = 2, 3, 4, 5, 6, 7
 # Code places of a step that share a group of 32, 64 and 128 columns.
 TOGETHER = (1, 2, 4)
@@ -142,24 +152,27 @@ def _register_products() -> None:
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
     factored = packed | {"factor": f"*{FP32}"}
     floats: dict[str, object] = {"x_scale": None, "group": None, "bias": None}
-    for gated, table in _PACKED_CHOICES.items():
+    for gated in (True, False):
+        table = _packed_choices("mxfp4", gated=gated)
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
             absent: dict[str, object] = {"x_scale": None, "group": None, "factor": None}
             if not biased:
                 absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
-        _register_product(gated, table, NVFP4, 80, factored, floats)
-    _register_product(True, _PACKED_CHOICES[False], NVFP4, 80, factored, floats | {"PARTS": 1})
+        _register_product(gated, _packed_choices("nvfp4", gated=gated), NVFP4, 80, factored, floats)
+    _register_product(True, _packed_choices("nvfp4", gated=False), NVFP4, 80, factored, floats | {"PARTS": 1})
     integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
-    for gated, table in _PACKED_CHOICES.items():
+    for gated in (True, False):
+        table = _packed_choices("int4", gated=gated)
         for together in TOGETHER:
             shared: dict[str, object] = {"x_scale": None, "bias": None, "factor": None, "TOGETHER": together}
             _register_product(gated, table, INTEGERS, 80, integers, shared)
     # In bytes: groups of 128 columns and more, or whole rows.
     bytes_ = integers | {"weight": "*u8"}
     for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
-        _register_product(gated, table, BYTES, 80, bytes_, {"x_scale": None, "bias": None, "factor": None})
+        for tiles in (table, _BYTES_CHOICES) if gated else (table,):
+            _register_product(gated, tiles, BYTES, 80, bytes_, {"x_scale": None, "bias": None, "factor": None})
     both = plan | {"x": "*i8", "weight": "*i8", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
     for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
         _register_product(gated, table, BOTH, 80, both, {"group": None, "factor": None, "bias": None})

@@ -264,8 +264,8 @@ def print_gains(gains: Sequence[Gain]) -> None:
     for each in gains:
         output = f"{each.same} of {each.n} texts the same"
         if each.verdict != UNCHECKED:
-            said = f"{each.verdict.ties} ties <= {each.verdict.worst:.2f}"
-            output += f", {said}" if each.verdict.passed else f", {each.verdict.wrong} tokens wrong"
+            ties, wrong = f"{each.verdict.ties} ties", f"{each.verdict.wrong} tokens wrong"
+            output += f", {ties if each.verdict.passed else wrong} <= {each.verdict.worst:.2f}"
         cells = (
             str(each.n), each.kind, each.drafts, f"{each.off_tok_s:,.0f}", f"{each.on_tok_s:,.0f}",
             f"{each.ratio:.2f}" if each.passed else "-", f"{each.acceptance:.0%}" if each.offered else "-",

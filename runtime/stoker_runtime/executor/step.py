@@ -166,7 +166,9 @@ class StepBody:
             row_slots, shape.drafts, self.slots, self.page_size, self.sampler, shape.mode
         )
         starts = self._arange[: wide + 1]
-        meta = self._planner.plan(out.slots, starts, out.seq_lens, decodes=wide, tokens=wide, max_query_len=1)
+        meta = self._planner.plan(
+            out.slots, starts, out.seq_lens, decodes=wide, tokens=wide, max_query_len=1, fresh=shape.drafts + 1
+        )
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(out.slots, starts)

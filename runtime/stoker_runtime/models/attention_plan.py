@@ -51,10 +51,12 @@ class AttentionPlanner:
         tokens: int,
         max_query_len: int,
         prefix: PrefixSpace | None = None,
+        fresh: int = 1,
     ) -> AttentionMeta:
         """Of a step of `tokens` whose first `decodes` rows run one each; the shapes are those of `AttentionMeta`.
 
-        `prefix`: of what all rows of a step of decodes begin with, which is attended apart from the rest.
+        `prefix`: of what all rows of a step of decodes begin with, which is attended apart from the rest. `fresh`: so
+        many of a decode row's keys are of this step, at most.
         """
         spec = self._spec
         meta = AttentionMeta(
@@ -67,6 +69,7 @@ class AttentionPlanner:
             max_seq_len=self._max_model_len,
             workspace=self._workspace,
             settled=True,  # the embedding stands between this step's description and its first layer
+            fresh=fresh,
         )
         if spec.latent is not None:
             return plan_latent_attention(

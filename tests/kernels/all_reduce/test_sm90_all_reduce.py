@@ -17,7 +17,7 @@ import torch
 from tests.kernels.emulator.build import compile_emulated
 from torch import Tensor
 
-from stoker_kernels.all_reduce import reference
+from stoker_kernels.all_reduce import reference, sm90_all_reduce
 from stoker_kernels.all_reduce.memory import ABSENT, STATE_WORDS, Inboxes, PeerMemory
 from stoker_kernels.all_reduce.rule import SLOTS
 from stoker_kernels.all_reduce.sm90_all_reduce import (
@@ -206,3 +206,23 @@ def test_the_sum_of_copied_rows_has_the_same_bits(kernels: ctypes.CDLL, ranks: i
             rows = step.parts[rank].shape[0]
             kernels.sum_copied(step.after, rng.randint(1, rows), step.threads, number, ctypes.byref(arguments))
         step.check()
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_sums_are_links_of_the_chain(dependent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is launched while the kernel before it drains, where that is on."""
+    launched: list[bool] = []
+    monkeypatch.setattr(sm90_all_reduce, "pdl_on", lambda device: dependent)
+    monkeypatch.setattr(sm90_all_reduce.cuda, "kernel", lambda *arguments: None)
+    monkeypatch.setattr(sm90_all_reduce.cuda, "launch", lambda *arguments, pdl: launched.append(pdl))
+    x, residual, weight = torch.zeros(3, 64).bfloat16(), torch.zeros(3, 64).bfloat16(), torch.ones(64).bfloat16()
+    norm = Norm(residual, weight, EPS)
+    sm90_all_reduce.launch_sum_of_copied([x.data_ptr()], 0, x, torch.empty_like(x), norm)
+    sm90_all_reduce.launch_await(x.data_ptr(), 1, x.device)
+    memory = torch.zeros(2, CAPACITY, dtype=torch.uint8)
+    peers = PeerMemory(0, [each.data_ptr() for each in memory])
+    inboxes = Inboxes(peers, torch.zeros(STATE_WORDS, dtype=torch.int32), CAPACITY)
+    for shots in (1, 2):
+        for after in (None, norm):
+            sm90_all_reduce.launch_all_reduce(inboxes, shots, x, torch.empty_like(x), after)
+    assert launched == [dependent] * 6

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +103,20 @@ def test_keys_of_earlier_steps_are_loaded_ahead(kernels: ctypes.CDLL, stages: in
     lengths = [257, 64, 1, 130, 449, 128, 0, 65]
     for per_cta in (1, 4, 7, 40):
         check(kernels, shape(64, 2, 7, cache), lengths, Plan(per_cta), stages=stages, seed=per_cta)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+def test_drafts_see_each_other_across_units(kernels: ctypes.CDLL, cache: torch.dtype) -> None:
+    """Rows of one sequence, a token further each: what the step writes lies before the last row's last unit, too."""
+    for first, drafts in ((63, 3), (120, 16), (190, random.randint(4, 10)), (64 * random.randint(1, 5) + 1, 5)):
+        lengths = [300, *range(first, first + drafts + 1), 65]
+        batch = random_batch(shape(64, 2, 7, cache), [(1, n) for n in lengths], decodes=len(lengths), seed=first)
+        slots = batch.meta.seq_slots.clone()
+        slots[1:-1] = slots[-2]  # the longest one's
+        batch = replace(batch, meta=replace(batch.meta, seq_slots=slots, fresh=drafts + 1))
+        want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options)
+        got = run(kernels, batch, Plan(random.randint(1, 9)), stages=6, seed=drafts)
+        torch.testing.assert_close(got.float(), want, atol=1.2e-2, rtol=1.2e-2)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -128,6 +128,6 @@ def decode_step(
         batch.scale * LOG2E, softcap,
         window, plan.window, m.num_decodes, kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
         page.bit_length() - 1, kv_heads * page, page, min(BOX_ROWS, page), stages, len(shares) if m.num_decodes else 0,
-        settled, len(before[0]) if before else 0,
+        settled, len(before[0]) if before else 0, m.fresh,
     )  # fmt: skip
     return DecodeStep(batch, arguments, out, shares, tickets, arrivals, (partial, lse))

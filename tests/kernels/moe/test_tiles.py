@@ -14,14 +14,15 @@ def test_a_plan_has_room_for_any_routing() -> None:
         experts = shuffled.randint(1, 300)
         top_k = shuffled.randint(1, min(10, experts))
         tokens = shuffled.randint(1, 500)
-        tile = tiles.token_tile(tokens, top_k, experts)
+        packed = shuffled.random() < 0.5
+        tile = tiles.token_tile(tokens, top_k, experts, packed=packed)
         favourites = sorted(shuffled.sample(range(experts), max(top_k, experts // shuffled.randint(1, 20))))
         counts = [0] * experts
         for _ in range(tokens):
             for expert in shuffled.sample(favourites, top_k):
                 counts[expert] += 1
         needed = sum(-(-count // tile) for count in counts)
-        assert needed <= tiles.most_tiles(tokens, top_k, experts)
+        assert needed <= tiles.most_tiles(tokens, top_k, experts, packed=packed)
         fixed = tiles.fixed_sizes(tokens, top_k, experts)
         assert sum(-(-count // fixed.tile) for count in counts) <= fixed.most
         if tiles.in_one_program(tokens, top_k):
@@ -57,12 +58,13 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         gated = shuffled.random() < 0.5
         name = "gate_up_kernel" if gated else "down_kernel"
         count, sms = shuffled.randint(1, 400), shuffled.choice((78, 108, 132))
-        packed = tiles.packed_row_tile(tile, count, rows, sms, gated=gated)
-        for kind in packed_kinds:
+        for kind, known in zip(packed_kinds, ("mxfp4", "int4", "nvfp4"), strict=True):
+            packed = tiles.packed_row_tile(known, tile, count, rows, sms, gated=gated)
             assert (name, kind, tile, packed.rows, packed.warps, packed.stages) in ahead
         for kind in kinds:
             for as_fp8 in {False, kind in in_fp8}:
-                shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8)
+                in_bytes = kind == triton_experts.INT8
+                shape = tiles.row_tile(tile, count, rows, sms, gated=gated, as_fp8=as_fp8, in_bytes=in_bytes)
                 assert (name, kind, tile, shape.rows, shape.warps, shape.stages) in ahead
 
 

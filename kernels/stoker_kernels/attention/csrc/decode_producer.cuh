@@ -37,7 +37,7 @@ struct Producer {
   const int box = lane / (2 * Cache::halves), half = lane / 2 % Cache::halves, which = lane % 2;
   int stage = 0, ahead = 0;  // units loaded before the wait; −1 after it
   uint32_t parity = 1;
-  int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's token, else −1
+  int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's tokens, else −1
 
   __device__ __forceinline__ void load_rows(int to_stage, int from, uint64_t policy) const {
     const uint32_t to = ring.data_address + to_stage * stage_bytes + which * tile_bytes + half * (UNIT * 128) +
@@ -79,7 +79,7 @@ struct Producer {
   __device__ __forceinline__ void close() {
     if (++stage == g.stages) stage = 0, parity ^= 1;
   }
-  // Loads a unit: `from` is this lane's row of the cache, `last_keys` whether this step's token may be among the keys.
+  // Loads a unit: `from` is this lane's row of the cache, `last_keys` whether tokens of this step may be among the keys.
   __device__ __forceinline__ void load_unit(const Header& h, int from, bool last_keys) {
     if (ahead == min(g.stages, MAX_AHEAD)) settle();
     const int boxes = (h.valid + g.box_rows - 1) / g.box_rows;
@@ -132,7 +132,7 @@ struct Producer {
         const int key = block * UNIT + box * g.box_rows;
         const int page = __shfl_sync(~0u, now.page, (key >> g.page_shift) - now.first_page);
         const int from = page * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
-        load_unit(h, from, (block + 1) * UNIT >= now.len);
+        load_unit(h, from, (block + 1) * UNIT > now.len - g.fresh);
       }
       if (block + 1 < now.end) {
         ++block;

@@ -44,6 +44,7 @@ struct DecodeArguments {
   float scale_log2, softcap;
   int window, plan_window, rows, kv_heads, group, q_stride, out_stride, table_stride;
   int page_shift, page_rows, head_rows, box_rows, stages, num_shares, settled, parts;
+  int fresh;  // keys at a row's end that the kernels before may still write, at most
 };
 
 // Work for a CTA: `units` units from (row, head, block) on; blocks count units from the row's first key on. Shares are

@@ -71,7 +71,7 @@ def route(
 ) -> Routes:
     """`moe.route` for operands that `refusal` accepts. Raises CubinMissing."""
     (tokens, experts), top_k, device = logits.shape, routing.top_k, logits.device
-    sizes = plan_sizes(tokens, top_k, experts)
+    sizes = plan_sizes(tokens, top_k, experts, packed=routing.packed)
     routes = Routes(
         torch.empty((tokens, top_k), dtype=torch.int32, device=device),
         torch.empty((tokens, top_k), dtype=torch.float32, device=device),

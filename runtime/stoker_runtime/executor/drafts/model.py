@@ -49,6 +49,8 @@ class Drafter:
         self.decoder = decoder
         self.arena = kv_arena(config, spec, pages, device)
         self._kv = [tuple(layer) for layer in self.arena]
+        assert config.drafting is not None, "a model drafts where nothing is drafted"
+        self._most = 1 + config.drafting.tokens  # rows that a sequence has in a pass
         self._page_size = config.page_size
         self._max_model_len = config.max_model_len
         rows = sampled_rows(config)
@@ -114,8 +116,9 @@ class Drafter:
         """What attention is told of rows of a token each."""
         wide = len(step.ids)
         return self._planned(slots).plan(
-            step.slots, self._arange[: wide + 1], step.seq_lens, decodes=wide, tokens=wide, max_query_len=1
-        )
+            step.slots, self._arange[: wide + 1], step.seq_lens, decodes=wide, tokens=wide, max_query_len=1,
+            fresh=self._most,
+        )  # fmt: skip
 
     def catch_up(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> None:
         """Compute chunks of known tokens, whose packed description is in `rows`; none has more than `longest`."""

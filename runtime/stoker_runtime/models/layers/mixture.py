@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -40,6 +41,7 @@ class Mixture:
             group_score="top2" if spec.group_top2 else "max",
             jitter=spec.jitter,
         )
+        self._packed = replace(self._routing, packed=True)
         self.counts = torch.zeros((num_layers, spec.experts), dtype=torch.int32, device=device)
         self._beside = Beside(device)
 
@@ -60,12 +62,13 @@ class Mixture:
         gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
         activation: ExpertActivation = "clamped" if self._limit else "silu" if weights.experts.gated else "relu2"
         bias, counts = weights.correction_bias, self.counts[layer]
+        routing = self._packed if weights.experts.in_four_bits else self._routing
         if self._held is None:
             return mixture(
-                hidden, logits, self._routing, weights.experts, bias=bias, slot_mapping=slots, counts=counts,
+                hidden, logits, routing, weights.experts, bias=bias, slot_mapping=slots, counts=counts,
                 activation=activation, limit=self._limit, shared=beside, shared_gate=gate,
             )  # fmt: skip
-        chosen = route(logits, self._routing, bias=bias, slot_mapping=slots, counts=counts)
+        chosen = route(logits, routing, bias=bias, slot_mapping=slots, counts=counts)
         return experts(
             hidden, keep_experts(chosen, self._held.start, len(self._held)), weights.experts, activation=activation,
             limit=self._limit, shared=beside, shared_gate=gate,
