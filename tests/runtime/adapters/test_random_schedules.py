@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 NAMES = ("north", "east", "south")
 TOKENS = 12
-SCHEDULES = 120
+SCHEDULES = 2000
 SHARED = tuple(random.Random(41).choices(range(3, 120), k=26))
 PROMPTS = (SHARED[:5], SHARED[:14], SHARED, (*SHARED[:18], 77, 12), (9,))
 
