@@ -6,7 +6,6 @@ seed that a failure prints. Where the published names are not those that transfo
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import re
@@ -19,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.models.alibi_rows import ALIBIS
+from tests.runtime.models.greedy import assert_greedy
 from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
@@ -444,32 +444,13 @@ def assert_equals_transformers(name: str, tmp_path: Path, paged_model: Any) -> N
     plain = reference_logits(ours.spec, ours.decoder.weights, prompts[0], 0)
     torch.testing.assert_close(plain, expected[0], atol=limit, rtol=limit)
     ours.forget()
-    assert ours.greedy(prompts[:1], 64)[0] == greedy_tokens(theirs, prompts[0], 64)
+    assert_greedy(ours.greedy(prompts[:1], 64)[0], theirs, prompts[0], limit)
     ours.forget()
     ours.step([(0, prompts[2][:23]), (1, prompts[0])])
     ours.step([(1, [5]), (0, prompts[2][23:24])])
     mixed = ours.step([(1, [6]), (2, prompts[1]), (0, prompts[2][24:])])
     torch.testing.assert_close(mixed[2], expected[2][-1], atol=limit, rtol=limit)
     torch.testing.assert_close(mixed[1], expected[1][-1], atol=limit, rtol=limit)
-
-
-def greedy_tokens(model: Any, prompt: list[int], steps: int) -> list[int]:
-    """So many tokens of transformers' own model, the likeliest one each time."""
-    tokens: list[int] = []
-    if isinstance(model, PlainModel):
-        for _ in range(steps):
-            tokens.append(int(model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].argmax()))
-        return tokens
-    # transformers called it past_key_values until 5.20.
-    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    cache, feed = None, torch.tensor([prompt])
-    with torch.no_grad():
-        for _ in range(steps):
-            out = model(feed, **{named: cache}, use_cache=True)
-            cache = getattr(out, named)
-            tokens.append(int(out.logits[0, -1].argmax()))
-            feed = torch.tensor([tokens[-1:]])
-    return tokens
 
 
 NARROW = (

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runtime.models.greedy import assert_greedy
 from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.plain_models import PLAIN
-from tests.runtime.models.test_zoo import ROWS, SEED, greedy_tokens, save_random
+from tests.runtime.models.test_zoo import ROWS, SEED, save_random
 from tests.runtime.weights.both_ways import save_both
 from tests.runtime.weights.integer_forms import (
     AWQ_CONFIG,
@@ -175,7 +176,7 @@ def test_quantized_checkpoints_of_the_zoo(name: str, form: str, tmp_path: Path, 
     logits = served.step([(0, ids)], all_logits=True)[0]
     torch.testing.assert_close(logits, expected, atol=2 * limit, rtol=2 * limit)
     served.forget()
-    assert served.greedy([ids], 64)[0] == greedy_tokens(theirs, ids, 64)
+    assert_greedy(served.greedy([ids], 64)[0], theirs, ids, 2 * limit)
 
 
 def test_every_row_has_its_quantized_test() -> None:

@@ -11,7 +11,8 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.models.test_zoo import ROWS, SEED, greedy_tokens, save_random
+from tests.runtime.models.greedy import assert_greedy
+from tests.runtime.models.test_zoo import ROWS, SEED, save_random
 from tests.runtime.weights import gguf_zoo
 from tests.runtime.weights.test_gguf import NAMES
 
@@ -126,7 +127,7 @@ def test_logits_and_tokens_of_a_file_equal_transformers(name: str, tmp_path: Pat
     for got, wanted in zip(ours.step(list(enumerate(prompts)), all_logits=True), expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=limit, rtol=limit)
     ours.forget()
-    assert ours.greedy(prompts[:1], 64)[0] == greedy_tokens(theirs, prompts[0], 64)
+    assert_greedy(ours.greedy(prompts[:1], 64)[0], theirs, prompts[0], limit)
 
 
 def test_every_architecture_has_its_test() -> None:
