@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_outputs import anonymous, cut, in_pieces, places
@@ -87,3 +88,10 @@ def test_to_answer_directly_is_a_call_where_a_tool_is_called_so(name: str, data:
     text = start + spelled([{"tool_name": name, "parameters": {}}], data) + end
     assert reads("command_r", ["now"], text, data) == ("", [])
     assert reads("command_r", [name], text, data) == ("", [(name, {})])
+
+
+@pytest.mark.parametrize("family", ["glm4", "command_r"])
+@pytest.mark.parametrize("again", ["\n", "now\n", "Action:\n"])
+def test_what_may_become_a_call_costs_time_in_its_length(family: str, again: str) -> None:
+    text = "So." + again * (100_000 // len(again))
+    assert merge_deltas(in_pieces(TOOL_PARSERS[family]({"now": {}}), text)).content == text

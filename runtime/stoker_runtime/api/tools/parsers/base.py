@@ -209,11 +209,14 @@ class ToolParser(OutputParser):
             if not self._blank or self._blank.isspace():
                 return
             text, self._blank = self._blank, None
-        if self.OWN_LINE:
-            text = self._line_ends + text
-            said = text.rstrip("\n")
-            text, self._line_ends = said, text[len(said) :]
-        self._text(text)
+        if not self.OWN_LINE:
+            self._text(text)
+            return
+        said = text.rstrip("\n")
+        if said:
+            self._text(self._line_ends + said)
+            self._line_ends = ""
+        self._line_ends += text[len(said) :]
 
     def _start(self, name: str, identity: str = "") -> None:
         """Begin a call: nothing of it can become content any more. `identity`: what the model calls it itself."""
