@@ -177,6 +177,27 @@ FAMILIES = (
         (*_JSON, "<|START_ACTION|>", "<|END_ACTION|>", '"tool_name"', '"parameters"', '"tool_call_id"', "<|", " "),
     ),
     Family(
+        "command_r",
+        'Sure.\nAction: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+        + ARGUMENTS
+        + '\n    },\n    {\n        "tool_name": "directly-answer",\n        "parameters": {}\n    },\n    {\n        '
+        '"tool_name": "now",\n        "parameters": {}\n    }\n]\n```',
+        "Action:",
+        (
+            *_JSON, "Action:", "Act", "```json", "```", '"tool_name"', '"parameters"', '"directly_answer"', "\n", " ",
+            '[{"tool_name": "directly-answer", "parameters": {',
+        ),
+    ),
+    Family(
+        "glm4",
+        "Sure.\nget_weather\n" + ARGUMENTS + '<|assistant|>now\n{}',
+        "<|assistant|>",
+        (
+            *_JSON, "<|assistant|>", "<|assis", "\n", "now\n", "\nnow", "get_weather", "{}", '{"city": "a"}', " ", "no",
+            "\nnow\n{}", "\nget_weather \n\n{ ",
+        ),
+    ),
+    Family(
         "seed_oss",
         'Sure.<seed:tool_call>\n<function=get_weather>\n<parameter=city>Sankt "Pölten" }{[</parameter>\n'
         "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n"

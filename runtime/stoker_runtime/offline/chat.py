@@ -14,7 +14,7 @@ from typing import Any, cast
 from stoker_runtime.api.answering.prompts import check_template_variables, template_messages
 from stoker_runtime.api.http.validation import parse_body
 from stoker_runtime.api.openai.protocol import TokenizeBody
-from stoker_runtime.api.tools.dialect import call_history
+from stoker_runtime.api.tools.history import call_history
 from stoker_runtime.api.tools.tools import shown_tools
 from stoker_runtime.errors import RequestError
 from stoker_runtime.text.chat_template import ChatTemplate
@@ -54,9 +54,10 @@ class Conversations:
             raise RequestError(f"Messages must be plain data: {error}.", param="messages") from error
         if body.tools and "tools" not in self._template.source:
             raise RequestError("This model's chat template has no place for tools.", param="tools")
+        tools = shown_tools(body.tools) if body.tools else None
         return self._template.render(
-            template_messages(body.messages or [], self._history),
-            tools=shown_tools(body.tools) if body.tools else None,
+            template_messages(body.messages or [], self._history, tools),
+            tools=tools,
             add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
             continue_final_message=options.continue_final_message,
             extra=check_template_variables(options.extra),

@@ -153,6 +153,27 @@ def test_calls_may_stand_in_place_of_a_response_format(special: tuple[str, ...],
     assert parser.called
 
 
+@pytest.mark.parametrize(
+    ("family", "special", "calls"),
+    [
+        ("glm4", "<|assistant|>", ["now\n{}", '\nweather\n{"city": "Rome"}<|assistant|>now\n{}']),
+        ("command_r", "<|END_OF_TURN_TOKEN|>", ['Action: ```json\n[{"tool_name": "now", "parameters": {}}]\n```']),
+    ],
+)
+def test_calls_without_a_marker_may_stand_in_place_of_a_response_format(
+    family: str, special: str, calls: list[str]
+) -> None:
+    tokenizer = with_specials(special)
+    reading = plan_reading(Dialect(family, "", True), ToolUse("auto", "", SPECS, True, SCHEMAS), "", None, True)
+    either = replace(JSON, lead=reading.lead(tokenizer, calls=True))
+    for text in calls:
+        assert accepts(either, tokenizer, text)
+        assert merge_deltas(AnswerParser(reading).read(text, last=True)).tool_calls[-1].name == "now"
+    assert accepts(either, tokenizer, '{"a": 1}')
+    for text in ("Hello", "nowhere\n{}", f"{special}now\n{{}}", '{"b": 1}'):
+        assert not accepts(either, tokenizer, text), text
+
+
 def test_without_reasoning_calls_may_come_and_without_either_nothing() -> None:
     tokenizer = with_specials()
     reading = plan_reading(Dialect("hermes", "", True), ToolUse("auto", "", SPECS, True, SCHEMAS), "", None, True)

@@ -16,6 +16,7 @@ import pytest
 from tests.runtime.text.llama_vocab import FOLDER
 
 from stoker_runtime.api.tools.dialect import choose_dialect
+from stoker_runtime.api.tools.history import turns_of, with_tools
 from stoker_runtime.api.tools.parsers import TOOL_PARSERS
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.text.chat_template import ChatTemplate
@@ -36,6 +37,9 @@ FAMILIES: dict[str, tuple[str, str]] = {
     r"zai-org/GLM-[45]\.\d+.*": ("glm45", "glm45"),
     r"openai/gpt-oss.*": ("openai", "openai_gptoss"),
     r"CohereLabs/.*(command-a|command-r7b).*": ("cohere", "cohere"),
+    r"CohereLabs/c4ai-command-r-(v01|plus|08-2024|plus-08-2024)": ("command_r", ""),
+    r"(zai-org|THUDM)/GLM-(4|Z1)-\d+B-0414": ("glm4", "qwen3"),
+    r"(zai-org|THUDM)/glm-4-9b-chat.*": ("glm4", ""),
     r"openbmb/MiniCPM3.*": ("minicpm", "minicpm"),
     r"ByteDance-Seed/Seed-OSS.*": ("seed_oss", "seed_oss"),
     r"nvidia/NVIDIA-Nemotron-Nano.*v2": ("nemotron_json", "qwen3"),
@@ -66,6 +70,8 @@ def test_a_published_template_shows_its_family() -> None:
         if family is not None:
             found = choose_dialect(ServerConfig(EngineConfig("m")), published(folder))
             assert (found.tool_parser, found.reasoning_parser) == FAMILIES[family], name
+            if found.tool_parser in ("glm4", "command_r"):
+                read_back(published(folder))
             seen.add(family)
     assert len(seen) > 3, f"{NAMED} has templates of {sorted(seen)} alone"
 
@@ -73,6 +79,7 @@ def test_a_published_template_shows_its_family() -> None:
 SHIPPED: dict[str, tuple[str, str]] = {
     "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere", "cohere"),
+    "CohereForAI-c4ai-command-r-plus-tool_use": ("command_r", ""),
     "Cohere2MoE": ("cohere", "cohere"),
     "GLM-4.6": ("glm45", "glm45"),
     "GLM-4.7-Flash": ("glm45", "glm45"),
@@ -131,14 +138,19 @@ def test_a_template_that_llama_cpp_ships_shows_its_family(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (tools, _) in SHIPPED.items() if tools and name not in TELLS_NO_CALL])
 def test_a_call_is_read_as_its_own_template_spells_it(name: str) -> None:
     """What the model would have written is what its template makes of a call in a conversation."""
-    template, rng = shipped(name), random.Random()
+    read_back(shipped(name))
+
+
+def read_back(template: ChatTemplate) -> None:
+    """Assert that a call in a conversation is read back from what `template` makes of it."""
+    rng = random.Random()
     dialect = choose_dialect(ServerConfig(EngineConfig("m")), template)
     city = rng.choice(["Bad Tölz", "São Paulo", "a b"])
     arguments = {"city": city, "days": rng.randrange(2, 90), "near": {"km": [rng.random()]}}
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "near": {"type": "object"}},
-    }
+    near = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}}
+    properties = {"city": {"type": "string"}, "days": {"type": "integer"}, "near": near}
+    # Command R+'s template refuses a parameter without a description, and an object that does not say what it holds.
+    schema = {"type": "object", "properties": {name: {**of, "description": "it"} for name, of in properties.items()}}
     tool = {"type": "function", "function": {"name": "get_weather", "description": "says it", "parameters": schema}}
     given: Any = json.dumps(arguments) if dialect.history.argument_text else arguments
     # Mistral's take nine letters, Kimi's what it writes itself.
@@ -150,10 +162,15 @@ def test_a_call_is_read_as_its_own_template_spells_it(name: str) -> None:
         {"role": "assistant", "content": None if dialect.history.null_content else "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": identity, "name": "get_weather", "content": RESULT},
     ]
-    prompt, whole = (template.render(each, tools=[tool]) for each in ([asked], messages))
+    if dialect.history.as_turns:
+        messages = [turn for message in messages for turn in turns_of(message)]
+    shown = [with_tools(each, [tool]) if dialect.history.tools_in_message else each for each in ([asked], messages)]
+    prompt, whole = (template.render(each, tools=[tool]) for each in shown)
+    assert not dialect.history.tools_in_message or "says it" in prompt
     # A prompt may open what the model thinks, which a message without thoughts does not have.
     end = next(at for at in range(len(whole)) if not prompt.startswith(whole[: at + 1]))
     begun = end if end == len(prompt) else whole.rindex("<", 0, end + 1)
-    written = whole[begun:].partition(RESULT)[0]
+    written, _, rest = whole[begun:].partition(RESULT)
+    assert rest, "the result is shown"
     parsed = TOOL_PARSERS[dialect.tool_parser]({"get_weather": schema}).parse(written)
     assert [(each.name, json.loads(each.arguments)) for each in parsed.tool_calls] == [("get_weather", arguments)]

@@ -18,7 +18,7 @@ from stoker_runtime.api.generate.generation import Prompt
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.aside import aside
 from stoker_runtime.api.http.fields import SamplingFields
-from stoker_runtime.api.tools.dialect import CallHistory
+from stoker_runtime.api.tools.history import CallHistory, turns_of, with_tools
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import Ids
 from stoker_runtime.text.chat_template import ChatTemplate
@@ -140,9 +140,14 @@ def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Servic
     return prompt, room if cap is None else min(room, cap)
 
 
-def template_messages(messages: Sequence[ChatMessage], history: CallHistory) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: texts joined, calls as its `history` says."""
-    return [_template_message(message, f"messages[{at}]", history) for at, message in enumerate(messages)]
+def template_messages(
+    messages: Sequence[ChatMessage], history: CallHistory, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: texts joined, calls and `tools` as its `history` says."""
+    found = [_template_message(message, f"messages[{at}]", history) for at, message in enumerate(messages)]
+    if history.as_turns:
+        found = [turn for message in found for turn in turns_of(message)]
+    return with_tools(found, tools) if tools and history.tools_in_message else found
 
 
 def _template_message(message: ChatMessage, where: str, history: CallHistory) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Reading:
     reasoning: MakeParser | None = None
     calls: MakeParser | None = None
     call_markers: tuple[str, ...] = ()
+    call_openings: tuple[str, ...] = ()
     parallel: bool = True
     show_reasoning: bool = True
     tags: Tags | None = None
@@ -68,11 +69,12 @@ class Reading:
     def lead(self, tokenizer: Tokenizer, *, calls: bool = False) -> str:
         """What may come around an answer that is constrained, as a grammar; "" for nothing.
 
-        With `calls` the model may call instead, where its family's calls begin with a marker.
+        With `calls` the model may call instead, where its family's calls begin as no answer does.
         """
         if self.harmony:
             return harmony_lead(calls=calls)
-        return text_lead(self.tags, self.opened, tokenizer, self.call_markers if calls else ())
+        openings = self.call_openings if calls else ()
+        return text_lead(self.tags, self.opened, tokenizer, openings, self.call_markers)
 
 
 def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | None, show_reasoning: bool) -> Reading:
@@ -86,15 +88,16 @@ def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | N
             named=named,
             harmony=True,
         )
-    calls, markers = _calls_parser(dialect, use)
+    calls, markers, openings = _calls_parser(dialect, use)
     tags = REASONING_PARSERS.get(dialect.reasoning_parser)
     if tags is None:
-        return Reading(None, calls, markers, use.parallel, named=named)
+        return Reading(None, calls, markers, openings, use.parallel, named=named)
     opened = tags.opened(prompt, continued)
     return Reading(
         lambda: TagReasoningParser(tags, opened),
         calls,
         markers,
+        openings,
         use.parallel,
         show_reasoning,
         tags,
@@ -103,16 +106,16 @@ def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | N
     )
 
 
-def _calls_parser(dialect: Dialect, use: ToolUse) -> tuple[MakeParser | None, tuple[str, ...]]:
-    """The parser of calls, and the special tokens that it must see."""
+def _calls_parser(dialect: Dialect, use: ToolUse) -> tuple[MakeParser | None, tuple[str, ...], tuple[str, ...]]:
+    """The parser of calls, the special tokens that it must see, and what calls begin with."""
     if use.choice == "named":
-        return lambda: NamedCallParser(use.name), ()
+        return lambda: NamedCallParser(use.name), (), ()
     if use.choice == "required":
-        return RequiredCallsParser, ()
+        return RequiredCallsParser, (), ()
     parser = TOOL_PARSERS.get(dialect.tool_parser)
     if parser is None or use.choice != "auto":
-        return None, ()
-    return lambda: parser(use.schemas), parser.SPECIAL
+        return None, (), ()
+    return lambda: parser(use.schemas), parser.SPECIAL, parser.openings(use.schemas)
 
 
 class AnswerParser:

@@ -137,7 +137,7 @@ def _text(service: Service, body: ChatBody, use: ToolUse, template: ChatTemplate
         generate = False
     extra = {**check_template_variables(body.chat_template_kwargs), "documents": body.documents}
     extra |= effort_variables(body.reasoning_effort, body.chat_template_kwargs)
-    messages = template_messages(body.messages, service.dialect.history)
+    messages = template_messages(body.messages, service.dialect.history, use.shown())
     if use.forced and "tools" not in template.source:
         messages = told(messages, use)
     return template.render(

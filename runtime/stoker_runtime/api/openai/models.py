@@ -88,9 +88,10 @@ async def tokenize(ask: Annotated[Ask[TokenizeBody], Depends(ReadBody(TokenizeBo
 
 def _conversation(service: Service, body: TokenizeBody, template: ChatTemplate) -> str:
     """The messages as one text."""
+    tools = shown_tools(body.tools or ())
     return template.render(
-        template_messages(body.messages or (), service.dialect.history),
-        tools=shown_tools(body.tools or ()),
+        template_messages(body.messages or (), service.dialect.history, tools),
+        tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
         extra=check_template_variables(body.chat_template_kwargs),

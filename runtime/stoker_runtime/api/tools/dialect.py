@@ -8,35 +8,17 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
+from stoker_runtime.api.tools.history import AS_OBJECTS, CallHistory, call_history
 from stoker_runtime.api.tools.parsers import TOOL_PARSERS
 from stoker_runtime.api.tools.reasoning import HARMONY, REASONING_PARSERS
 from stoker_runtime.config import ServerConfig
-from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.text.chat_template import ChatTemplate
 
 AUTO, NONE = "auto", "none"
-
-
-@dataclass(frozen=True, slots=True)
-class CallHistory:
-    """What a template expects of earlier messages with calls.
-
-    `argument_text`: arguments as JSON text, not as an object. `null_content`: no content as null, not as "".
-    `thinking`: it shows reasoning that has this name; `one_text`: either that or a content, and refuses both.
-    """
-
-    argument_text: bool = False
-    null_content: bool = False
-    thinking: bool = False
-    one_text: bool = False
-
-
-AS_OBJECTS = CallHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +45,7 @@ class Sign:
 
 TOOL_SIGNS = (
     Sign("openai", ("<|channel|>", "<|message|>", "functions.")),
+    Sign("glm4", ("# 可用工具", "metadata"), ("<arg_key>",)),
     Sign("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
     Sign("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     Sign(
@@ -82,6 +65,7 @@ TOOL_SIGNS = (
     Sign("phi4_mini_json", ("<|tool|>", "<|/tool|>")),
     Sign("nemotron_json", ("<TOOLCALL>", "</TOOLCALL>")),
     Sign("cohere", ("<|START_ACTION|>", "<|END_ACTION|>", "tool_name")),
+    Sign("command_r", ("Action:", "```json", "tool_name", "<|CHATBOT_TOKEN|>"), ("<|START_ACTION|>",)),
     Sign("internlm", ("<|action_start|>", "<|plugin|>")),
     Sign("seed_oss", ("<seed:tool_call>", "<function=", "<parameter=")),
     Sign("minimax_m2", ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
@@ -139,43 +123,3 @@ def _choose(key: str, asked: str, known: Collection[str], detected: str) -> str:
         allowed = ", ".join((AUTO, NONE, *known))
         raise ConfigError(f"{key} is {asked!r}; it must be one of {allowed}{hint}.", param=key)
     return asked
-
-
-PROBE = {"needle": "hay"}
-THOUGHT = "haystack"
-PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}},
-}
-
-
-def call_history(template: ChatTemplate) -> CallHistory:
-    """How `template` wants earlier calls: the first way in which a call's arguments come out, and as JSON."""
-    ways = [CallHistory(text, null) for null in (False, True) for text in (False, True)]
-    found = next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
-    thinking = THOUGHT in _probed(template, found, thinking=THOUGHT)
-    return replace(
-        found,
-        thinking=thinking, one_text=thinking and not _probed(template, found, thinking=THOUGHT, content=THOUGHT),
-    )  # fmt: skip
-
-
-def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
-    """Whether a conversation with one call shows its arguments, not as Python's `repr` would."""
-    text = _probed(template, way)
-    return all(word in text for word in ("needle", "hay")) and str(PROBE) not in text
-
-
-def _probed(template: ChatTemplate, way: CallHistory, **more: str) -> str:
-    """The prompt of a conversation with one call, whose message has `more`; "" where the template refuses it."""
-    arguments: Any = json.dumps(PROBE) if way.argument_text else PROBE
-    call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "probe"},
-        {"role": "assistant", "content": None if way.null_content else "", "tool_calls": [call], **more},
-        {"role": "tool", "tool_call_id": "probe1234", "name": "probe", "content": "probe"},
-    ]
-    try:
-        return template.render(messages, tools=[PROBE_TOOL])
-    except RequestError:
-        return ""

@@ -22,23 +22,29 @@ def special_texts(tokenizer: Tokenizer) -> frozenset[str]:
     return frozenset(tokenizer.token_bytes(token).decode(errors="replace") for token in tokenizer.special_ids)
 
 
-def text_lead(tags: Tags | None, opened: Opened, tokenizer: Tokenizer, calls: tuple[str, ...] = ()) -> str:
+def text_lead(
+    tags: Tags | None,
+    opened: Opened,
+    tokenizer: Tokenizer,
+    openings: tuple[str, ...] = (),
+    markers: tuple[str, ...] = (),
+) -> str:
     """Reasoning between `tags`, as far as the prompt leaves it open, then the answer; "" where that is all there is.
 
-    `calls` are the markers of a family's calls, the opening one first: calls may then stand in place of the answer.
+    `openings` are what a family's calls begin with: calls, with all their `markers`, may then stand in place of the
+    answer.
     """
-    if not calls and (tags is None or opened is Opened.OVER):
+    if not openings and (tags is None or opened is Opened.OVER):
         return ""
     specials = special_texts(tokenizer)
     thought, rules = _thought(tags, opened, specials, tokenizer)
     answer = "@answer"
-    if calls:
-        opening, *others = (
-            _marker(text, specials, tokenizer) for text in calls if text in specials or text == calls[0]
-        )
-        rest = f"({' | '.join([ANY_TEXT, opening, *others])})*" if calls[0] in specials else ANY_TEXT
+    if openings:
+        first = " | ".join(_marker(text, specials, tokenizer) for text in openings)
+        tokens = [_marker(text, specials, tokenizer) for text in markers if text in specials]
+        rest = f"({' | '.join([ANY_TEXT, *tokens])})*" if tokens else ANY_TEXT
         answer = "(@answer | calls)"
-        rules = [*rules, f"calls: {LINES} {opening} {rest}"]
+        rules = [*rules, f"calls: {LINES} ({first}) {rest}"]
     return "\n".join(["%llguidance {}", f"start: {thought} {answer}", *rules])
 
 

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from stoker_runtime.api.tools.parsers.base import ToolParser
 from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser, KimiParser
 from stoker_runtime.api.tools.parsers.glm import GlmParser
+from stoker_runtime.api.tools.parsers.glm4 import Glm4Parser
 from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools.parsers.hermes import HermesParser
 from stoker_runtime.api.tools.parsers.listed import (
     CohereParser,
+    CommandRParser,
     GraniteParser,
     InternLMParser,
     NemotronParser,
@@ -41,12 +43,14 @@ TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekParser,
     "deepseek_v31": DeepSeekParser,
     "kimi_k2": KimiParser,
+    "glm4": Glm4Parser,
     "glm45": GlmParser,
     "glm47": GlmParser,
     "granite": GraniteParser,
     "phi4_mini_json": Phi4MiniParser,
     "nemotron_json": NemotronParser,
     "cohere": CohereParser,
+    "command_r": CommandRParser,
     "internlm": InternLMParser,
     "seed_oss": SeedParser,
     "minimax_m2": MinimaxParser,

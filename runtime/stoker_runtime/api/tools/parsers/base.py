@@ -168,8 +168,12 @@ class OutputParser(ABC):
 
 
 class ToolParser(OutputParser):
-    """A parser that finds calls. `schemas`: the parameters' JSON schema of each tool by name."""
+    """A parser that finds calls. `schemas`: the parameters' JSON schema of each tool by name.
 
+    `OWN_LINE`: a call begins on a line of its own, so the line ends before it are no content.
+    """
+
+    OWN_LINE: ClassVar[bool] = False
     ID_PREFIX: ClassVar[str] = "call_"
     ID_LENGTH: ClassVar[int] = 24
 
@@ -178,14 +182,24 @@ class ToolParser(OutputParser):
         self._calls = 0
         # Blanks since the beginning or the last call, not given out yet; None once text stands there.
         self._blank: str | None = ""
+        # Line ends after text, not given out yet: a call may follow.
+        self._line_ends = ""
+        self._only_text = True
         super().__init__()
+
+    @classmethod
+    def openings(cls, schemas: Schemas) -> tuple[str, ...]:
+        """What an answer that calls may begin with."""
+        return cls.SPECIAL[:1]
 
     def finish(self) -> list[Delta]:
         """What is certain now that the answer has ended."""
         deltas = super().finish()
-        if self._blank and not self._calls:
+        if self._blank and self._only_text:
             deltas.append(TextDelta(self._blank))
-        self._blank = None
+        if self._line_ends:
+            deltas.append(TextDelta(self._line_ends))
+        self._blank, self._line_ends = None, ""
         return deltas
 
     def _content(self, text: str) -> None:
@@ -195,14 +209,25 @@ class ToolParser(OutputParser):
             if not self._blank or self._blank.isspace():
                 return
             text, self._blank = self._blank, None
-        self._text(text)
+        if not self.OWN_LINE:
+            self._text(text)
+            return
+        said = text.rstrip("\n")
+        if said:
+            self._text(self._line_ends + said)
+            self._line_ends = ""
+        self._line_ends += text[len(said) :]
 
     def _start(self, name: str, identity: str = "") -> None:
         """Begin a call: nothing of it can become content any more. `identity`: what the model calls it itself."""
-        self._input.forget()
+        self._leave_text()
         self._out.append(CallDelta(self._calls, identity or self._new_id(), name))
         self._calls += 1
-        self._blank = ""
+
+    def _leave_text(self) -> None:
+        """Drop what was recorded and the blanks before it."""
+        self._input.forget()
+        self._blank, self._line_ends, self._only_text = "", "", False
 
     def _arguments(self, fragment: str) -> None:
         """Go on with the arguments of the last call."""

@@ -58,25 +58,29 @@ class JsonCallParser(ToolParser):
 
     def _json_value(self, sink: Sink) -> Steps[None]:
         """Pass on one value, or what there is of it before the end or a marker."""
-        source, depth = self._input, 0
-        first = yield from source.peek()
+        first = yield from self._input.peek()
         if first == '"':
             yield from self._json_string(sink)
         elif first not in ("{", "["):
-            yield from source.flow(_SCALAR, sink)
+            yield from self._input.flow(_SCALAR, sink)
         else:
-            while True:
-                yield from source.flow(_OUTSIDE, sink)
-                character = yield from source.peek()
-                if character in ("", "<"):
-                    return
-                if character == '"':
-                    yield from self._json_string(sink)
-                    continue
-                sink(source.take())
-                depth += 1 if character in "{[" else -1
-                if not depth:
-                    return
+            yield from self._json_nested(sink, 0)
+
+    def _json_nested(self, sink: Sink, depth: int) -> Steps[None]:
+        """Pass on an object or a list of which so many braces and brackets have come and were not closed."""
+        source = self._input
+        while True:
+            yield from source.flow(_OUTSIDE, sink)
+            character = yield from source.peek()
+            if character in ("", "<"):
+                return
+            if character == '"':
+                yield from self._json_string(sink)
+                continue
+            sink(source.take())
+            depth += 1 if character in "{[" else -1
+            if not depth:
+                return
 
     def _decoded(self) -> Steps[str]:
         """The text of the string that comes next; "" when it is none, or cannot be said."""
