@@ -42,8 +42,8 @@ SHOWN = {
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 # What the makers of MiniCPM 1 and 2 scale by, which their first files leave out: of embeddings, by depth, by width.
 MINICPM = (12.0, 1.4, 256.0)
-# Layers of Baichuan's 13B, which has ALiBi, and the vocabulary of its second generation, whose head is normed.
-BAICHUAN_13B, BAICHUAN2_VOCAB = 40, 125696
+# Layers of Baichuan's 13B, which has ALiBi; no key says so.
+BAICHUAN_13B = 40
 # DeepSeek's sizes by their experts: in how many groups these are, and how many are chosen from; older files leave both
 # out.
 DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
@@ -108,10 +108,8 @@ def _particular(header: GGUFHeader, architecture: str, row: GGUFRow, config: Map
         return {"rope_scaling": {**config["rope_scaling"], "short_mscale": factor, "long_mscale": factor}}
     if architecture == "minicpm":
         return _minicpm(header, config)
-    if architecture == "baichuan" and (
-        config["num_hidden_layers"] == BAICHUAN_13B or config["vocab_size"] == BAICHUAN2_VOCAB
-    ):
-        raise ModelError(f"{header.path}: Baichuan 13B and Baichuan 2 are served from safetensors, not from GGUF.")
+    if architecture == "baichuan" and config["num_hidden_layers"] == BAICHUAN_13B:
+        return {"max_position_embeddings": None, "model_max_length": config["max_position_embeddings"]}
     if architecture.startswith("nemotron_h"):
         return _nemotron_h(header, architecture, config)
     if architecture == "qwen3next":
