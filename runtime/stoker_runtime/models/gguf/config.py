@@ -14,18 +14,12 @@ from typing import Any
 
 from stoker_runtime.checkpoint.gguf_header import GGUFHeader
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.gguf.encoders import GGUF_ENCODERS, encoder_config
 from stoker_runtime.models.gguf.rope import read_rope_scaling
-from stoker_runtime.models.gguf.table import GGUF_ROWS, GGUFRow
+from stoker_runtime.models.gguf.table import GGUF_ROWS, REQUIRED, GGUFRow
 
 TABLE = "stoker_runtime/models/gguf/table.py"
-# config.json's key → the GGUF key after "<architecture>."; the first group is required.
-REQUIRED = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-}
+# config.json's key → the GGUF key after "<architecture>.", of what a file may leave out.
 OPTIONAL = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -55,12 +49,16 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     """The file's metadata as a config.json. Raises ModelError for an unknown architecture or a missing key."""
     metadata, path = header.metadata, header.path
     architecture = metadata.get("general.architecture")
+    if architecture in GGUF_ENCODERS:
+        return encoder_config(header, _vocab_size(header))
     if architecture not in GGUF_ROWS:
-        near = difflib.get_close_matches(str(architecture), GGUF_ROWS, n=1)
+        known = (*GGUF_ROWS, *GGUF_ENCODERS)
+        near = difflib.get_close_matches(str(architecture), known, n=1)
         hint = f" The nearest is {near[0]}." if near else ""
         raise ModelError(
             f"{path}: architecture {architecture!r} is not supported.{hint} Supported in GGUF are "
-            f"{', '.join(GGUF_ROWS)}: the rows of {TABLE}, where one that the decoder can run is added.",
+            f"{', '.join(known)}: the rows of {TABLE}, where one that the decoder can run is added, and of encoders.py "
+            "beside it.",
             param="model",
         )
     row = GGUF_ROWS[architecture]
