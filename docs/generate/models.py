@@ -9,12 +9,13 @@ from __future__ import annotations
 from docs.generate.markdown import code, heading, table
 
 from stoker_runtime.models.architectures.table import ARCHITECTURES, MODELS
-from stoker_runtime.models.encoders.table import ENCODERS
-from stoker_runtime.models.gguf import GGUF_ROWS
+from stoker_runtime.models.encoders.table import ENCODERS, FAMILIES
+from stoker_runtime.models.gguf import GGUF_ENCODERS, GGUF_ROWS
 
 INTRODUCTION = """
 What `architectures` of a model's config.json may say. Models are examples: whatever has the architecture is served,
 whatever it is called, and a setting that is not understood is refused by name. GGUF names `general.architecture`.
+Of BERT's own cross-encoders converters to GGUF leave a layer out, and such files are refused; of others' they do not.
 """
 
 
@@ -27,10 +28,15 @@ def page() -> str:
     rows = [
         (code(name), MODELS.get(name, ""), ", ".join(map(code, ggufs.get(name, ())))) for name in sorted(ARCHITECTURES)
     ]
+    for spoken, encoder in GGUF_ENCODERS.items():
+        for family in (encoder.family, *encoder.kin):
+            for kind in FAMILIES[family].kinds:
+                ggufs.setdefault(f"{family}{kind}", []).append(spoken)
+    encoders = [(code(name), ENCODERS[name], ", ".join(map(code, ggufs.get(name, ())))) for name in sorted(ENCODERS)]
     return (
         heading("Models", INTRODUCTION)
         + "\n## Decoders\n"
         + table(("architecture", "models", "GGUF"), rows)
         + "\n## Encoders\n"
-        + table(("architecture", "models"), [(code(name), ENCODERS[name]) for name in sorted(ENCODERS)])
+        + table(("architecture", "models", "GGUF"), encoders)
     )

@@ -88,7 +88,7 @@ def _load(
     dtype = TORCH_DTYPES[config.dtype]
     if isinstance(spec, EncoderSpec):
         if source.path is None:
-            raise ModelError(f"{source.name}: an encoder is a folder of safetensors.", param="model")
+            raise ModelError(f"{source.name}: an encoder is a folder of safetensors or a .gguf file.", param="model")
         return EncoderPooler(Encoder(spec, load_encoder(source.path, spec, device, dtype, ahead)), pooling)
     weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)

@@ -1,8 +1,8 @@
 """What a model gives that does not generate: which states become the vector, and what is done to it.
 
-Read from sentence-transformers' files (modules.json and the folders it names), from config.json, and from
-`--pooler-config`, which wins. Without any of them an encoder gives its first token's state, a decoder its last
-token's, and vectors are normalized: what vLLM does.
+Read from sentence-transformers' files (modules.json and the folders it names), from config.json, from a GGUF file's
+metadata, and from `--pooler-config`, which wins. Without any of them an encoder gives its first token's state, a
+decoder its last token's, and vectors are normalized: what vLLM does.
 
 Invariants: torch-free. A module that would change the result and is not understood is a ModelError that names it.
 Knows nothing of how states are computed.
@@ -115,10 +115,19 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
     if modules and source.path is not None:
         found = _from_modules(source.path, modules, found)
         found = _with_prompts(source.path, found)
+    stated = source.config.get("pooling_type") if encoder and source.kind is SourceKind.GGUF else None
+    if stated in tuple(Pooling):
+        found = replace(found, pooling=Pooling(stated))
     found = replace(found, matryoshka=_matryoshka(source.config))
     names = source.config.get("architectures") or ()
     if modules and found.matryoshka is None and found.pooling is Pooling.LAST and set(names) & set(CUT_DECODERS):
         found = replace(found, matryoshka=())
+    if stated == "none" and "pooling_type" not in config.pooler_config:
+        raise ConfigError(
+            f"{source.name}: its pooling_type is none, a vector for each token, which is not served; name one with "
+            """--pooler-config '{"pooling_type": "mean"}'.""",
+            param="pooler_config",
+        )
     return _overridden(found, config.pooler_config)
 
 

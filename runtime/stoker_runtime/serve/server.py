@@ -310,8 +310,9 @@ def load_text_side(config: ServerConfig) -> TextSide:
 
 def find_pooling(config: EngineConfig) -> PoolingSpec | None:
     """How the model pools; None where it generates. Raises ModelError or ConfigError."""
-    # Only a folder's files can say by themselves that a model pools.
-    if config.runner != "pooling" and not (Path(config.model) / "config.json").is_file():
+    # Only files can say by themselves that a model pools.
+    model = Path(config.model)
+    if config.runner != "pooling" and not model.is_file() and not (model / "config.json").is_file():
         return None
     return read_pooling(read_source(config.model), config)
 

@@ -1,4 +1,5 @@
-"""Build a `tokenizers.Tokenizer` from the metadata of a GGUF file: byte-level BPE and SentencePiece BPE.
+"""Build a `tokenizers.Tokenizer` from the metadata of a GGUF file: byte-level BPE and SentencePiece BPE; those of
+encoders by `gguf_encoder_tokenizer.py`.
 
 Invariants: ids are those of the file; control tokens are special, user-defined ones are matched before anything
 else; a tokenizer model or pre-tokenizer that is not in the tables here is a ModelError that names it and the
@@ -16,6 +17,13 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.text.gguf_encoder_tokenizer import (
+    ROBERTA,
+    build_unigram,
+    build_word_piece,
+    is_surrounded,
+    surround,
+)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -117,6 +125,8 @@ PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
     "phi-2": _gpt2,
     "jais": _gpt2,
     "exaone4": _gpt2,
+    "modern-bert": _gpt2,
+    ROBERTA: _gpt2,
     "default": _falcon,
     "falcon": _falcon,
     "smollm": _single_digits,
@@ -155,19 +165,28 @@ IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtra
 BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken"})
 
 
+# Those that compose letters and accents before they split.
+COMPOSED = frozenset({"modern-bert"})
+
+
 def build(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """Return the tokenizer that the `tokenizer.ggml.*` keys of `metadata` describe; `path` is for messages."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise ModelError(f"{path}: no tokenizer.ggml.tokens; the GGUF file carries no tokenizer.")
-    builders = {"gpt2": _build_bpe, "llama": _build_spm, "gemma4": _build_spm}
+    builders = {
+        "gpt2": _build_bpe, "llama": _build_spm, "gemma4": _build_spm, "bert": _build_words, "t5": build_unigram
+    }  # fmt: skip
     if not isinstance(model, str) or model not in builders:
         known = ", ".join(sorted(builders))
         raise ModelError(f"{path}: tokenizer.ggml.model is {model!r}; this runtime knows {known}.")
     tokenizer = builders[model](metadata, tokens, path)
     _add_special_tokens(tokenizer, metadata, tokens)
-    _add_post_processor(tokenizer, metadata, tokens)
+    if is_surrounded(metadata):
+        surround(tokenizer, metadata, tokens, path)
+    else:
+        _add_post_processor(tokenizer, metadata, tokens)
     return tokenizer
 
 
@@ -181,6 +200,8 @@ def _build_bpe(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> To
         )
     tokenizer = Tokenizer(models.BPE(_vocabulary(tokens), _merges(metadata, path), ignore_merges=name in IGNORE_MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[name]())
+    if name in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -213,6 +234,10 @@ def _build_spm(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> To
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
+
+
+def _build_words(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> Tokenizer:
+    return build_word_piece(metadata, tokens, token_types(metadata, len(tokens)))
 
 
 def merges_by_score(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:

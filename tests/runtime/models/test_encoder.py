@@ -73,26 +73,31 @@ Make = Callable[[str], Path]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A folder with the named checkpoint, every parameter random."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
         if name not in made:
-            import transformers
-
-            model_class, changes = CHECKPOINTS[name]
-            found = getattr(transformers, model_class)
-            model = found(found.config_class(**{**BASE, **changes}))
-            generator = torch.Generator().manual_seed(len(name))
-            with torch.no_grad():
-                for key, parameter in model.named_parameters():
-                    noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.copy_(1.0 + 0.2 * noise if noise.dim() == 1 and key.endswith("weight") else 0.2 * noise)
-            made[name] = tmp_path_factory.mktemp(name)
-            model.save_pretrained(made[name])
+            made[name] = save_random(name, tmp_path_factory.mktemp(name))
         return made[name]
 
     return make
+
+
+def save_random(name: str, folder: Path, **more: Any) -> Path:
+    """`folder` with the named checkpoint, every parameter random; `more` differs from it."""
+    import transformers
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    model_class, changes = CHECKPOINTS[name]
+    found = getattr(transformers, model_class)
+    model = found(found.config_class(**{**BASE, **changes, **more}))
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 0.2 * noise if noise.dim() == 1 and key.endswith("weight") else 0.2 * noise)
+    model.save_pretrained(folder)
+    return folder
 
 
 def reference(folder: Path, name: str) -> Any:

@@ -29,6 +29,7 @@ from stoker_runtime.text.gguf_tokenizer import (
 NOWHERE = Path("test.gguf")
 SEPARATOR = "\n__ggml_vocab_test__\n"
 VOCABULARIES = (
+    "bert-bge",
     "command-r",
     "deepseek-coder",
     "deepseek-llm",
@@ -158,6 +159,7 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
             "tokenizer.ggml.tokens": tokens,
             "tokenizer.ggml.token_type": [1] * 256,
             "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.bos_token_id": 0,
             "tokenizer.ggml.eos_token_id": 0,
         }
     )

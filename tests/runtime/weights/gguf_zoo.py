@@ -255,7 +255,7 @@ class Conversion:
         """What all converters write, and what those of single architectures add."""
         architecture, get = self.architecture, self.get
         behind = int(get("num_nextn_predict_layers", default=0)) if architecture == "glm4moe" else 0
-        positions = get("max_position_embeddings", "n_positions")
+        positions = get("max_position_embeddings", "n_positions", "model_max_length")
         writer.add_block_count(self.layers + behind)
         writer.add_context_length(positions)
         writer.add_embedding_length(self.hidden)

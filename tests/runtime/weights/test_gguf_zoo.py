@@ -103,6 +103,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exaone4": ("exaone4", "Exaone4ForCausalLM", {}),
     "exaone4-whole": ("exaone4", "Exaone4ForCausalLM-whole", {}),
     "baichuan": ("baichuan", "BaichuanForCausalLM", {}),
+    # Which generation and which size it is, vocabulary and layers say.
+    "baichuan-13b": ("baichuan", "BaichuanForCausalLM-13b", {"num_hidden_layers": 40}),
+    "baichuan2-7b": ("baichuan", "BaichuanForCausalLM-2-7b", {"vocab_size": 125696, "hidden_size": 120}),
+    "baichuan2-13b": (
+        "baichuan", "BaichuanForCausalLM-2-13b",
+        {"num_hidden_layers": 40, "vocab_size": 125696, "hidden_size": 120},
+    ),
     "arcee": ("arcee", "ArceeForCausalLM", {}),
     "seed_oss": ("seed_oss", "SeedOssForCausalLM", {}),
     "ernie4_5-moe": ("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": -1}),
@@ -169,12 +176,12 @@ SQUARE = EVEN | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim":
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 PLAIN_ROWS = (
     "phi2", "phi3", "chatglm", "glm4", "command-r", "cohere2", "stablelm", "nemotron", "minicpm", "olmo2", "olmo3",
-    "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "arcee", "seed_oss", "ernie4_5", "mixtral", "phimoe",
-    "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3", "ernie4_5-moe",
+    "starcoder2", "internlm2", "exaone", "exaone4", "baichuan", "baichuan2-13b", "arcee", "seed_oss", "ernie4_5",
+    "mixtral", "phimoe", "jais2", "glm4moe", "olmoe", "minicpm3", "mistral3", "ministral3", "ernie4_5-moe",
     "minimax-m2", "dots1", "hunyuan-dense",
 )  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "baichuan": {"num_key_value_heads": 6},
+    **{name: {"num_key_value_heads": 6} for name in ("baichuan", "baichuan2-13b")},
     **{name: {"moe_intermediate_size": 64} for name in ("glm4moe", "ernie4_5-moe", "dots1")},
     "minicpm": {"logits_scaling": 96 / 24, "attention_multiplier": 16**-0.5}, "minicpm3": LATENT | {
         "num_attention_heads": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": None,
@@ -250,6 +257,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_head": 4}, "stablelm-parallel": {"hidden_size": 64, "head_dim": None},
     "command-r-qk-norm": CASES["command-r-qk-norm"][2] | {"hidden_size": 64, "head_dim": None}, "olmo2": {},
     "gptneox": {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4},
+    "baichuan-13b": {"num_hidden_layers": 40, "hidden_size": 64, "num_key_value_heads": 4},
 }  # fmt: skip
 
 
@@ -375,10 +383,3 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
         ModelError, match=r"blk\.2\.ffn_up_exps\.0\.weight is Q8_0, where experts of the first layer are"
     ):
         load_weights(source, build_spec(source), torch.device("cpu"), torch.float32, "auto")
-
-
-def test_what_no_row_can_say_is_refused(tmp_path: Path) -> None:
-    save_random("BaichuanForCausalLM", tmp_path, num_hidden_layers=40)
-    file = gguf_zoo.write(tmp_path, tmp_path / "m.gguf", "baichuan")
-    with pytest.raises(ModelError, match=r"m\.gguf: Baichuan 13B and Baichuan 2 are served from safetensors"):
-        read_source(str(file))

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from stoker_kernels.quant import BLOCK_FORMATS, block_row_bytes
 from stoker_runtime.bench.checkpoints.tokens import byte_letters
-from stoker_runtime.models.gguf.config import OPTIONAL, REQUIRED
-from stoker_runtime.models.gguf.table import GGUF_ROWS
+from stoker_runtime.models.gguf.config import OPTIONAL
+from stoker_runtime.models.gguf.table import GGUF_ROWS, REQUIRED
 from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names

@@ -116,3 +116,32 @@ GTE = EncoderNames(
     },
     head=_POOLER,
 )
+
+
+def _gguf(top: Mapping[str, str], layer: Mapping[str, Pieces], head: Mapping[str, str]) -> EncoderNames:
+    """Of a GGUF file, which has no prefix."""
+    words = {"word": "token_embd", "embed_norm": "token_embd_norm"}
+    common = {"output": _named("attn_output"), "down": _named("ffn_down")}
+    return EncoderNames(base="", top={**words, **top}, layers="blk.", layer={**common, **layer}, head=head)
+
+
+_POST_NORMS = {"attention_norm": _named("attn_output_norm"), "ffn_norm": _named("layer_output_norm")}
+_GGUF_HEAD = {"head_dense": "cls", "head_out": "cls.output"}
+GGUF_BERT = _gguf(
+    {"position": "position_embd", "type": "token_types"},
+    {"qkv": _named("attn_q", "attn_k", "attn_v"), "up": _named("ffn_up"), **_POST_NORMS},
+    _GGUF_HEAD,
+)
+GGUF_NOMIC = _gguf(
+    {"type": "token_types"}, {"qkv": _named("attn_qkv"), "up": _named("ffn_gate", "ffn_up"), **_POST_NORMS}, {}
+)
+GGUF_MODERN_BERT = _gguf(
+    {"final_norm": "output_norm"},
+    {
+        "attention_norm": _named("attn_norm"),
+        "qkv": _named("attn_qkv"),
+        "ffn_norm": _named("ffn_norm"),
+        "up": _named("ffn_up"),
+    },
+    {**_GGUF_HEAD, "head_norm": "cls.norm"},
+)

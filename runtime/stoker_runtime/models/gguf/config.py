@@ -14,18 +14,12 @@ from typing import Any
 
 from stoker_runtime.checkpoint.gguf_header import GGUFHeader
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.gguf.encoders import GGUF_ENCODERS, encoder_config
 from stoker_runtime.models.gguf.rope import read_rope_scaling
-from stoker_runtime.models.gguf.table import GGUF_ROWS, GGUFRow
+from stoker_runtime.models.gguf.table import GGUF_ROWS, REQUIRED, GGUFRow
 
 TABLE = "stoker_runtime/models/gguf/table.py"
-# config.json's key → the GGUF key after "<architecture>."; the first group is required.
-REQUIRED = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-}
+# config.json's key → the GGUF key after "<architecture>.", of what a file may leave out.
 OPTIONAL = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
@@ -42,8 +36,8 @@ SHOWN = {
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 # What the makers of MiniCPM 1 and 2 scale by, which their first files leave out: of embeddings, by depth, by width.
 MINICPM = (12.0, 1.4, 256.0)
-# Layers of Baichuan's 13B, which has ALiBi, and the vocabulary of its second generation, whose head is normed.
-BAICHUAN_13B, BAICHUAN2_VOCAB = 40, 125696
+# Layers of Baichuan's 13B, which has ALiBi; no key says so.
+BAICHUAN_13B = 40
 # DeepSeek's sizes by their experts: in how many groups these are, and how many are chosen from; older files leave both
 # out.
 DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
@@ -55,12 +49,16 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     """The file's metadata as a config.json. Raises ModelError for an unknown architecture or a missing key."""
     metadata, path = header.metadata, header.path
     architecture = metadata.get("general.architecture")
+    if architecture in GGUF_ENCODERS:
+        return encoder_config(header, _vocab_size(header))
     if architecture not in GGUF_ROWS:
-        near = difflib.get_close_matches(str(architecture), GGUF_ROWS, n=1)
+        known = (*GGUF_ROWS, *GGUF_ENCODERS)
+        near = difflib.get_close_matches(str(architecture), known, n=1)
         hint = f" The nearest is {near[0]}." if near else ""
         raise ModelError(
             f"{path}: architecture {architecture!r} is not supported.{hint} Supported in GGUF are "
-            f"{', '.join(GGUF_ROWS)}: the rows of {TABLE}, where one that the decoder can run is added.",
+            f"{', '.join(known)}: the rows of {TABLE}, where one that the decoder can run is added, and of encoders.py "
+            "beside it.",
             param="model",
         )
     row = GGUF_ROWS[architecture]
@@ -108,10 +106,8 @@ def _particular(header: GGUFHeader, architecture: str, row: GGUFRow, config: Map
         return {"rope_scaling": {**config["rope_scaling"], "short_mscale": factor, "long_mscale": factor}}
     if architecture == "minicpm":
         return _minicpm(header, config)
-    if architecture == "baichuan" and (
-        config["num_hidden_layers"] == BAICHUAN_13B or config["vocab_size"] == BAICHUAN2_VOCAB
-    ):
-        raise ModelError(f"{header.path}: Baichuan 13B and Baichuan 2 are served from safetensors, not from GGUF.")
+    if architecture == "baichuan" and config["num_hidden_layers"] == BAICHUAN_13B:
+        return {"max_position_embeddings": None, "model_max_length": config["max_position_embeddings"]}
     if architecture.startswith("nemotron_h"):
         return _nemotron_h(header, architecture, config)
     if architecture == "qwen3next":

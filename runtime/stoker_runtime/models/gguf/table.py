@@ -27,6 +27,14 @@ class GGUFRow:
     variants: tuple[str, ...] = ()
 
 
+# config.json's key → the GGUF key after "<architecture>.", without which no file is read.
+REQUIRED = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
 WINDOW = {"sliding_window": "attention.sliding_window"}
 LOCAL_EXPERTS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 EXPERTS = {
