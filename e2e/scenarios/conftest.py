@@ -86,7 +86,8 @@ def only_node(kube: Kube) -> str:
 @pytest.fixture(scope="session")
 def hub(kube: Kube, given: Given) -> Iterator[stoker.Hub]:
     """A hub with SmolLM2, reachable from pods."""
-    with stoker.namespace(kube, stoker.HUB_NAMESPACE) as place, stoker.hub(place, given.images) as running:
+    more = "--repo=acme/another=/models"  # the same weights under a name of their own
+    with stoker.namespace(kube, stoker.HUB_NAMESPACE) as place, stoker.hub(place, given.images, "hub", more) as running:
         yield running
 
 
