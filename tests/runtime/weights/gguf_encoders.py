@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 from safetensors.torch import load_file
+from tests.runtime.weights.gguf_file import write_tensors
 from torch import Tensor
 
 Kind = gguf.GGMLQuantizationType
@@ -109,14 +110,5 @@ def write(
             writer.add_uint32(key, value)
         else:
             writer.add_string(key, value)
-    for name, tensor in change(converted(folder, config)).items():
-        data = tensor.contiguous().numpy()
-        if rounded is not None and data.ndim > 1:
-            data = gguf.dequantize(gguf.quantize(data, rounded(name)), rounded(name))
-        encoded = kind(name) if data.ndim > 1 else Kind.F32
-        writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, change(converted(folder, config)), kind, rounded)
     return path

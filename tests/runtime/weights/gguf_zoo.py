@@ -17,6 +17,7 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import load_file
+from tests.runtime.weights.gguf_file import write_tensors
 from torch import Tensor
 
 Kind = gguf.GGMLQuantizationType
@@ -431,14 +432,5 @@ def write(
     writer = gguf.GGUFWriter(path, architecture)
     conversion.write_keys(writer)
     writer.add_token_list([f"token {token}" for token in range(conversion.get("vocab_size"))])
-    for name, tensor in change(dict(conversion.converted())).items():
-        data = tensor.contiguous().numpy()
-        if rounded is not None and data.ndim > 1:
-            data = gguf.dequantize(gguf.quantize(data, rounded(name)), rounded(name))
-        encoded = kind(name) if data.ndim > 1 else Kind.F32
-        writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, change(dict(conversion.converted())), kind, rounded)
     return path

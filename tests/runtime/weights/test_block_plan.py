@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.runtime.weights.gguf_file import write_out
 
 from stoker_kernels.block_gemm import packing_refusal
 from stoker_kernels.launch import cc
@@ -88,10 +89,7 @@ def write(path: Path, kinds: dict[str, str], default: str, *, tied: bool = True)
             writer.add_tensor(f"{name}.weight", gguf.quantize(numbers, Kind[kind]), raw_dtype=Kind[kind])
     for name in ("output_norm", *(f"blk.{at}.{norm}_norm" for at in range(LAYERS) for norm in ("attn", "ffn"))):
         writer.add_tensor(f"{name}.weight", draw.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runtime.weights.gguf_file import write_out
 
 from stoker_runtime.checkpoint.gguf_header import TENSOR_TYPES, read_gguf_header
 from stoker_runtime.errors import ModelError
@@ -80,10 +81,7 @@ def write_gguf(
             if rounded:
                 data, encoded = gguf.dequantize(gguf.quantize(data, encoded), encoded), Kind.F32
             writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 
@@ -197,10 +195,7 @@ def test_every_type_the_package_decodes_lands_in_its_rows(
     file = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(file, "qwen2")
     writer.add_tensor("t", raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     entry = read_gguf_header(file).tensors["t"]
     assert (entry.shape, entry.num_bytes, entry.encoding) == ((rows, columns), raw.size, kind.name)
     ours = torch.empty(rows, columns)
@@ -269,9 +264,6 @@ def test_an_unknown_architecture_is_named(tiny_checkpoint: Checkpoint, tmp_path:
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     with pytest.raises(ModelError, match=r"lacks llama\.block_count"):
         read_source(str(tmp_path / "m.gguf"))
