@@ -44,8 +44,10 @@ GRANITE = (
 )
 GRANITE_THINKS = GRANITE + "Here is my thought process: … Here is my response:"
 GRANITE4 = "<|start_of_role|>" + HERMES
+# As published: what it joins to its marks has to be text.
 PHI4_MINI = (
-    "{% for m in messages %}{{ m.content }}{% if m.tools %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}"
+    "{% if m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}{% endfor %}"
 )
 NEMOTRON = (
     LOOP + '<TOOLCALL>[{"name": "{{ f.name }}", "arguments": ' + JSON + "}]</TOOLCALL>" + END + "<think></think>"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from api_server import Running, make_state, serve, stream
 from calling_server import LongEngine, prompt, says
-from chat_templates import COMMAND_R, GLM4, GLM4_OF_2024
+from chat_templates import COMMAND_R, GLM4, GLM4_OF_2024, PHI4_MINI
 
 PATH = "/v1/chat/completions"
 SEED = random.SystemRandom().getrandbits(32)
@@ -88,3 +88,17 @@ def test_an_answer_with_a_name_is_an_answer(speaking: tuple[str, Running]) -> No
     with httpx.Client(base_url=server.url, timeout=10) as http:
         choice = http.post(PATH, json=body).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_tools_that_a_template_joins_as_text_reach_the_prompt() -> None:
+    """As Phi-4-mini's reads them: as text, from the system's message, which there was none of."""
+    engine = LongEngine()
+    tools = [{"type": "function", "function": {"name": "look_up", "description": "für alles"}}]
+    for server in serve(make_state(engine, PHI4_MINI), engine):
+        says(server, "So.")
+        with httpx.Client(base_url=server.url, timeout=10) as http:
+            body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+            assert http.post(PATH, json=body).status_code == 200
+        told = prompt(server).partition("<|tool|>")[2].partition("<|/tool|>")[0]
+        assert [each["function"]["name"] for each in json.loads(told)] == ["look_up"]
+        assert "für alles" in told

@@ -13,6 +13,7 @@ from chat_templates import (
     GLM4_OF_2024,
     HERMES,
     PASTES,
+    PHI4_MINI,
     THINKS,
     THINKS_OR_SAYS,
 )
@@ -32,6 +33,9 @@ SAYS_CONTENT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}
         (COMMAND_R, AS_OBJECTS),
         (GLM4, CallHistory(argument_text=True, as_turns=True)),
         (GLM4_OF_2024, CallHistory(argument_text=True, as_turns=True, tools_in_message=True)),
+        (PHI4_MINI, CallHistory(tools_in_message=True, tools_as_text=True)),
+        ("{{ messages[0].tools | tojson }}", CallHistory(tools_in_message=True)),
+        ("{{ messages[0].tools }}", CallHistory(tools_in_message=True, tools_as_text=True)),
         (SAYS_CONTENT, AS_OBJECTS),
         (DEEPSEEK, CallHistory(argument_text=True, null_content=True)),
         ("{{ messages[0].content }}", AS_OBJECTS),
@@ -66,3 +70,5 @@ def test_tools_stand_in_the_message_of_the_system() -> None:
     assert with_tools([user], [{"a": 1}]) == [{"role": "system", "content": "", "tools": [{"a": 1}]}, user]
     assert with_tools([system, user], [{"a": 1}]) == [{**system, "tools": [{"a": 1}]}, user]
     assert "tools" not in system
+    (first, _) = with_tools([user], [{"a": "ä"}], as_text=True)
+    assert first["tools"] == '[{"a": "ä"}]'

@@ -164,7 +164,9 @@ def read_back(template: ChatTemplate) -> None:
     ]
     if dialect.history.as_turns:
         messages = [turn for message in messages for turn in turns_of(message)]
-    shown = [with_tools(each, [tool]) if dialect.history.tools_in_message else each for each in ([asked], messages)]
+    shown = [asked], messages
+    if dialect.history.tools_in_message:
+        shown = tuple(with_tools(each, [tool], as_text=dialect.history.tools_as_text) for each in shown)
     prompt, whole = (template.render(each, tools=[tool]) for each in shown)
     assert not dialect.history.tools_in_message or "says it" in prompt
     # A prompt may open what the model thinks, which a message without thoughts does not have.

@@ -147,7 +147,9 @@ def template_messages(
     found = [_template_message(message, f"messages[{at}]", history) for at, message in enumerate(messages)]
     if history.as_turns:
         found = [turn for message in found for turn in turns_of(message)]
-    return with_tools(found, tools) if tools and history.tools_in_message else found
+    if not (tools and history.tools_in_message):
+        return found
+    return with_tools(found, tools, as_text=history.tools_as_text)
 
 
 def _template_message(message: ChatMessage, where: str, history: CallHistory) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class CallHistory:
     `argument_text`: arguments as JSON text, not as an object. `null_content`: no content as null, not as "".
     `thinking`: it shows reasoning that has this name; `one_text`: either that or a content, and refuses both.
     `as_turns`: each call as a message of its own, see `turns_of`. `tools_in_message`: the tools as a key of the
-    system's message, and not beside the messages.
+    system's message, and not beside the messages; `tools_as_text`: there as JSON text.
     """
 
     argument_text: bool = False
@@ -32,6 +32,7 @@ class CallHistory:
     one_text: bool = False
     as_turns: bool = False
     tools_in_message: bool = False
+    tools_as_text: bool = False
 
 
 AS_OBJECTS = CallHistory()
@@ -61,11 +62,14 @@ def turns_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [said, *turns] if said["content"] or not turns else turns
 
 
-def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` with the tools as a key of the system's message, which comes first."""
+def with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, as_text: bool = False
+) -> list[dict[str, Any]]:
+    """`messages` with the tools as a key of the system's message, which comes first; `as_text`: as JSON text."""
     has_system = bool(messages) and messages[0]["role"] == "system"
     first = messages[0] if has_system else {"role": "system", "content": ""}
-    return [{**first, "tools": list(tools)}, *map(dict, messages[1:] if has_system else messages)]
+    there: Any = json.dumps(tools, ensure_ascii=False) if as_text else list(tools)
+    return [{**first, "tools": there}, *map(dict, messages[1:] if has_system else messages)]
 
 
 def call_history(template: ChatTemplate) -> CallHistory:
@@ -74,12 +78,20 @@ def call_history(template: ChatTemplate) -> CallHistory:
     ways.append(CallHistory(argument_text=True, as_turns=True))
     found = next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
     thinking = THOUGHT in _probed(template, found, thinking=THOUGHT)
+    # Text first: a template that joins it refuses a list, and one that walks through a list finds nothing in letters.
+    within = [as_text for as_text in (True, False) if _shows_tools_within(template, as_text=as_text)]
     return replace(
         found,
         thinking=thinking, one_text=thinking and not _probed(template, found, thinking=THOUGHT, content=THOUGHT),
-        tools_in_message=SAYS not in _rendered(template, [ASKED])
-        and SAYS in _rendered(template, with_tools([ASKED], [PROBE_TOOL])),
+        tools_in_message=bool(within), tools_as_text=within[:1] == [True],
     )  # fmt: skip
+
+
+def _shows_tools_within(template: ChatTemplate, *, as_text: bool) -> bool:
+    """Whether tools come out as a key of the system's message alone: text as it is, a list not as Python's `repr`."""
+    found = _rendered(template, with_tools([ASKED], [PROBE_TOOL], as_text=as_text))
+    whole = '"probe"' in found if as_text else str(PROBE_TOOL["function"]) not in found
+    return SAYS not in _rendered(template, [ASKED]) and SAYS in found and whole
 
 
 def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
