@@ -100,7 +100,7 @@ SHIPPED: dict[str, tuple[str, str]] = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("deepseek_v3", "deepseek_v3"),
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_v3"),
     "deepseek-ai-DeepSeek-V3.1": ("deepseek_v3", "deepseek_v3"),
-    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "qwen3"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "granite3_3"),
     "ibm-granite-granite-4.0": ("hermes", ""),
     "ibm-granite-granite-4.1": ("hermes", ""),
     "meta-llama-Llama-3.1-8B-Instruct": ("llama3_json", ""),

@@ -17,6 +17,7 @@ from stoker_runtime.api.tools.reasoning import REASONING_PARSERS, THINK, Opened,
 from stoker_runtime.api.tools.tools import FunctionSpec, ToolSpec, ToolUse
 
 MISTRAL = Tags("[THINK]", "[/THINK]")
+GRANITE = Tags("<think>", "</think>", answer=("<response>", "</response>"))
 ASSUMED = Tags("<think>", "</think>", assumed=True)
 USE = ToolUse("auto", tools=(ToolSpec(type="function", function=FunctionSpec(name="now")),), schemas={"now": {}})
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
@@ -50,6 +51,26 @@ def test_reasoning_and_content(opened: Opened, text: str, reasoning: str, conten
     assert (found.reasoning, found.content) == (reasoning, content)
     for place in range(len(text)):
         same_at_every_cut(parser(THINK, opened), text, [place])
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "reasoning", "content"),
+    [
+        (Opened.OPEN, "<think>hm</think>\n<response>\nHi\n</response>\n", "hm", "Hi"),
+        (Opened.OPEN, "<think>hm</think><response>a\n\nb</response>c", "hm", "a\n\nbc"),
+        (Opened.OPEN, "<think>hm</think>Hi <response>", "hm", "Hi <response>"),
+        (Opened.OPEN, "<response>cut\n", "", "cut\n"),
+        (Opened.OPEN, "<think>hm</think><respo", "hm", "<respo"),
+        (Opened.OVER, "  Hi</response>", "", "  Hi</response>"),
+        (Opened.YES, "hm</think>\n\n<response>Hi</resp", "hm", "Hi</resp"),
+    ],
+)
+def test_tags_around_the_answer_are_no_part_of_it(opened: Opened, text: str, reasoning: str, content: str) -> None:
+    """As Granite 3.3 writes."""
+    found = TagReasoningParser(GRANITE, opened).parse(text)
+    assert (found.reasoning, found.content) == (reasoning, content)
+    for place in range(len(text)):
+        same_at_every_cut(parser(GRANITE, opened), text, [place])
 
 
 def test_tags_of_mistral() -> None:

@@ -77,13 +77,14 @@ REASONING_SIGNS = (
     Sign(HARMONY, ("<|channel|>", "<|message|>", "analysis")),
     Sign("mistral", ("[THINK]", "[/THINK]")),
     Sign("granite", ("Here is my thought process:", "Here is my response:")),
+    Sign("granite3_3", ("</think>", "<response></response>")),
     Sign("cohere", ("<|START_THINKING|>", "<|END_THINKING|>")),
     Sign("seed_oss", ("<seed:think>",)),
     Sign("exaone_deep", ("</thought>",)),
     Sign("minicpm", ("<|thought_start|>", "<|thought_end|>")),
     Sign("glm45", ("</think>", "<arg_key>")),
     Sign("deepseek_v3", ("</think>", "<｜Assistant｜>"), ("<arg_key>",)),
-    Sign("qwen3", ("</think>",), ("<arg_key>", "<｜Assistant｜>", "[THINK]")),
+    Sign("qwen3", ("</think>",), ("<arg_key>", "<｜Assistant｜>", "[THINK]", "<response></response>")),
 )
 
 

@@ -8,7 +8,7 @@ Knows nothing of tools or HTTP. gpt-oss has reasoning, content and calls in one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -27,11 +27,15 @@ class Opened(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of a family. `assumed`: its models leave out the opening tag, so an answer begins as reasoning."""
+    """The tags of a family. `assumed`: its models leave out the opening tag, so an answer begins as reasoning.
+
+    `answer`: what stands around the answer behind the reasoning, which is no part of it.
+    """
 
     start: str
     end: str
     assumed: bool = False
+    answer: tuple[str, str] | None = None
 
     def opened(self, prompt: str, continued: str | None = None) -> Opened:
         """How things stand after `prompt`, whose last message is the `continued` one if the answer goes on with it."""
@@ -53,13 +57,12 @@ class TagReasoningParser(OutputParser):
 
     SPECIAL: ClassVar = (
         "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
-        "<|START_THINKING|>", "<|END_THINKING|>", "<|thought_start|>", "<|thought_end|>",
+        "<|START_THINKING|>", "<|END_THINKING|>", "<|thought_start|>", "<|thought_end|>", "<response>", "</response>",
     )  # fmt: skip
 
     def __init__(self, tags: Tags, opened: Opened) -> None:
         self._tags = tags
         self._opened = opened
-        self._newlines = ""
         super().__init__()
 
     def _run(self) -> Steps[None]:
@@ -71,20 +74,36 @@ class TagReasoningParser(OutputParser):
             if begun or self._opened is Opened.YES:
                 # An indent is part of the reasoning, line ends before it are not.
                 blank = source.recorded()
-                self._think("" if begun else blank.lstrip("\n"))
-                yield from source.run(NEWLINES)
-                if not (yield from source.until((self._tags.end,), self._think)):
-                    self._reason(self._newlines)
-                yield from source.run(NEWLINES)
+                yield from self._within(self._tags.end, self._reason, "" if begun else blank.lstrip("\n"))
             self._text(source.recorded())
+        if self._tags.answer is not None:
+            begin, end = self._tags.answer
+            source.mark()
+            yield from source.run(SPACE)
+            if (yield from source.literal(begin)):
+                source.recorded()
+                yield from self._within(end, self._text)
+            else:
+                self._text(source.recorded())
         yield from source.rest(self._text)
 
-    def _think(self, text: str) -> None:
-        """Give out reasoning; line ends wait for what follows them."""
-        text = self._newlines + text
-        said = text.rstrip("\n")
-        self._newlines = text[len(said) :]
-        self._reason(said)
+    def _within(self, end: str, give: Callable[[str], None], begun: str = "") -> Steps[None]:
+        """Give out what stands before `end`, without the line ends on either side, which wait for what follows."""
+        newlines = ""
+
+        def pass_on(text: str) -> None:
+            nonlocal newlines
+            text = newlines + text
+            said = text.rstrip("\n")
+            newlines = text[len(said) :]
+            give(said)
+
+        source = self._input
+        pass_on(begun)
+        yield from source.run(NEWLINES)
+        if not (yield from source.until((end,), pass_on)):
+            give(newlines)
+        yield from source.run(NEWLINES)
 
 
 THINK = Tags("<think>", "</think>")
@@ -99,6 +118,7 @@ REASONING_PARSERS: Mapping[str, Tags | None] = {
     "minimax_m2": THINK,
     "mistral": Tags("[THINK]", "[/THINK]"),
     "granite": Tags("Here is my thought process:", "Here is my response:"),
+    "granite3_3": Tags("<think>", "</think>", answer=("<response>", "</response>")),
     "cohere": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
     "minicpm": Tags("<|thought_start|>", "<|thought_end|>"),
     "seed_oss": Tags("<seed:think>", "</seed:think>"),
