@@ -1,4 +1,4 @@
-"""transformers' own greedy tokens, and ours compared with them."""
+"""transformers' own logits and greedy tokens, and ours compared with them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from typing import Any
 
 import torch
 from tests.runtime.models.plain_models import PlainModel
+
+
+def assert_logits(found: torch.Tensor, model: Any, prompt: list[int], limit: float) -> None:
+    """They are transformers' own within `limit`, or those of its model in fp64, from which its own may be further."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        if torch.allclose(found, model(ids).logits[0], atol=limit, rtol=limit):
+            return
+        exact = model.double()(ids).logits[0]
+    model.float()
+    torch.testing.assert_close(found.double(), exact, atol=limit, rtol=limit)
 
 
 def assert_greedy(found: list[int], model: Any, prompt: list[int], limit: float) -> None:

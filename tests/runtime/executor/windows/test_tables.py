@@ -123,16 +123,19 @@ def test_tokens_are_those_of_transformers_and_pages_are_bounded(checkpoint: tupl
 
 @pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
 def test_crowding_and_keeping_everything_change_no_token(checkpoint: tuple[str, Any], invariant: bool) -> None:
-    """Prefix hits, preemption, chunks, penalties and samples; against an engine that keeps all pages."""
+    """Prefix hits, preemption, chunks, penalties, and samples by fixed sums; against an engine that keeps all pages."""
     folder, _ = checkpoint
     rng = random.Random(SEED + 1)
     shared = [rng.randrange(3, 90) for _ in range(260)]
-    prompts = [shared[: rng.choice([0, 33, 150, 240, 260])] + [rng.randrange(3, 90) for _ in range(rng.randint(1, 40))]
-               for _ in range(4 if invariant else 11)]  # fmt: skip
+    begun = [0, 33, 150, 240, 260, 260] * 2
+    rng.shuffle(begun)
+    prompts = [shared[:count] + [rng.randrange(3, 90) for _ in range(rng.randint(1, 40))]
+               for count in begun[: 4 if invariant else 12]]  # fmt: skip
+    # What is drawn from the same logits but for their rounding is another token once in some thousands.
     params = [
         replace(
-            greedy(rng.randint(1, 70)), temperature=rng.choice([0.0, 1.0]), seed=rng.getrandbits(32),
-            presence_penalty=rng.choice([0.0, 0.8]),
+            greedy(rng.randint(30, 70)), temperature=rng.choice([0.0, 1.0]) if invariant else 0.0,
+            seed=rng.getrandbits(32), presence_penalty=rng.choice([0.0, 0.8]),
         )
         for _ in prompts
     ]  # fmt: skip
@@ -143,7 +146,7 @@ def test_crowding_and_keeping_everything_change_no_token(checkpoint: tuple[str, 
         assert roomy.engine.executor.sight is None
         expected = roomy.generate_tokens(prompts, params)
     with LLM(folder, **given, max_num_seqs=6, max_num_batched_tokens=40, num_gpu_blocks=1) as probe:
-        tight = probe.engine.executor.sight.pages(384) + 9
+        tight = probe.engine.executor.sight.pages(384) + 2
     with LLM(folder, **given, max_num_seqs=6, max_num_batched_tokens=40, num_gpu_blocks=tight) as crowded:
         crowded_tokens = crowded.generate_tokens(prompts, params)
         crowded.engine.scheduler.check()
