@@ -27,6 +27,14 @@ def parser(tags: Tags = THINK, opened: Opened = Opened.OPEN) -> Callable[[], Tag
     return lambda: TagReasoningParser(tags, opened)
 
 
+def assert_read(tags: Tags, opened: Opened, text: str, reasoning: str, content: str) -> None:
+    """`text` is both of these, wherever it is cut."""
+    found = TagReasoningParser(tags, opened).parse(text)
+    assert (found.reasoning, found.content) == (reasoning, content)
+    for place in range(len(text)):
+        same_at_every_cut(parser(tags, opened), text, [place])
+
+
 @pytest.mark.parametrize(
     ("opened", "text", "reasoning", "content"),
     [
@@ -47,10 +55,7 @@ def parser(tags: Tags = THINK, opened: Opened = Opened.OPEN) -> Callable[[], Tag
     ],
 )
 def test_reasoning_and_content(opened: Opened, text: str, reasoning: str, content: str) -> None:
-    found = TagReasoningParser(THINK, opened).parse(text)
-    assert (found.reasoning, found.content) == (reasoning, content)
-    for place in range(len(text)):
-        same_at_every_cut(parser(THINK, opened), text, [place])
+    assert_read(THINK, opened, text, reasoning, content)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +72,7 @@ def test_reasoning_and_content(opened: Opened, text: str, reasoning: str, conten
 )
 def test_tags_around_the_answer_are_no_part_of_it(opened: Opened, text: str, reasoning: str, content: str) -> None:
     """As Granite 3.3 writes."""
-    found = TagReasoningParser(GRANITE, opened).parse(text)
-    assert (found.reasoning, found.content) == (reasoning, content)
-    for place in range(len(text)):
-        same_at_every_cut(parser(GRANITE, opened), text, [place])
+    assert_read(GRANITE, opened, text, reasoning, content)
 
 
 def test_tags_of_mistral() -> None:

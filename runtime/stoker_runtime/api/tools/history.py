@@ -78,8 +78,10 @@ def call_history(template: ChatTemplate) -> CallHistory:
     ways.append(CallHistory(argument_text=True, as_turns=True))
     found = next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
     thinking = THOUGHT in _probed(template, found, thinking=THOUGHT)
-    # Text first: a template that joins it refuses a list, and one that walks through a list finds nothing in letters.
-    within = [as_text for as_text in (True, False) if _shows_tools_within(template, as_text=as_text)]
+    within: list[bool] = []
+    if SAYS not in _rendered(template, [ASKED]):
+        # Text first: a template that joins it refuses a list, and one that walks through a list finds none in letters.
+        within = [as_text for as_text in (True, False) if _shows_tools_within(template, as_text=as_text)]
     return replace(
         found,
         thinking=thinking, one_text=thinking and not _probed(template, found, thinking=THOUGHT, content=THOUGHT),
@@ -88,10 +90,10 @@ def call_history(template: ChatTemplate) -> CallHistory:
 
 
 def _shows_tools_within(template: ChatTemplate, *, as_text: bool) -> bool:
-    """Whether tools come out as a key of the system's message alone: text as it is, a list not as Python's `repr`."""
+    """Whether tools come out as a key of the system's message: text as it is, a list not as Python's `repr`."""
     found = _rendered(template, with_tools([ASKED], [PROBE_TOOL], as_text=as_text))
     whole = '"probe"' in found if as_text else str(PROBE_TOOL["function"]) not in found
-    return SAYS not in _rendered(template, [ASKED]) and SAYS in found and whole
+    return SAYS in found and whole
 
 
 def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
