@@ -5,10 +5,10 @@ the time of a step is that of the round, less the same round with one token, ove
 with drafts and without, at the engine's own pace, by each way to draft that is named, n-grams and suffixes where none
 is. A real model continues real source text (`--text`, Python's own modules by default): a copy of what its prompt holds
 ("copied"), a copy with a name changed ("renamed"), lines picked from a listing ("extracted"), and text that nothing in
-the prompt foretells ("new"). Every model gets random prompts, and draws text of them that nothing at all foretells
-("drawn"). Both sides get the same prompts. A text that is another one with drafts is checked against the reference, as
-`stoker bench engine` checks: rounding may choose between two tokens, and a batch-invariant engine may not even do that.
-Of drawn texts it is said how many are the same.
+the prompt foretells ("new"). These come from PLACES places of the text at least, N at a time. Every model gets random
+prompts, and draws text of them that nothing at all foretells ("drawn"). Both sides get the same prompts. A text that is
+another one with drafts is checked against the reference, as `stoker bench engine` checks: rounding may choose between
+two tokens, and a batch-invariant engine may not even do that. Of drawn texts it is said how many are the same.
 Invariants: the step loop measured is the one that serves; an engine is gone before the next one is made, each of which
 takes all of a device. Knows nothing of how drafts are found.
 """
@@ -54,6 +54,8 @@ MOST_ROUNDS = 12
 """Tries at ROUNDS that capture no graph, which takes a server some 40 ms once."""
 COSTED_INPUT, COSTED_OUTPUT = 128, 128
 """Tokens, at most, of the prompts and texts by which steps are timed."""
+PLACES = 8
+"""At one place or another a text is easier to foretell than on the whole."""
 COLUMNS = ("N", "text", "drafts", "off tok/s", "on tok/s", "ratio", "accepted", "length", "output")
 WIDTHS = (4, 10, 22, 10, 10, 6, 9, 7, 44)
 
@@ -81,22 +83,24 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Prompts of one kind, all submitted together, and how tokens are chosen."""
+    """Prompts of one kind, `n` of them submitted together at a time, and how tokens are chosen."""
 
     kind: str
+    n: int
     prompts: tuple[Prompt, ...]
     params: SamplingParams = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """`n` sequences of one kind of text: tokens a second without and with drafts, and what came of these.
+    """`texts` of one kind, `n` at a time: tokens a second without and with drafts, and what came of these.
 
     `verified` counts sequences' verifications that had drafts, `offered` and `accepted` these. `same` texts are those
     without drafts; `verdict` is on the others.
     """
 
     n: int
+    texts: int
     kind: str
     drafts: str
     off_tok_s: float
@@ -127,7 +131,7 @@ class Gain:
     @property
     def passed(self) -> bool:
         """No text is wrong, as far as texts were checked."""
-        return self.same == self.n or (not self.bound and (self.verdict == UNCHECKED or self.verdict.passed))
+        return self.same == self.texts or (not self.bound and (self.verdict == UNCHECKED or self.verdict.passed))
 
     def as_json(self) -> dict[str, Any]:
         """Every figure by its name."""
@@ -147,13 +151,16 @@ class Timed:
     outputs: tuple[Prompt, ...]
 
 
-def run(loop: StepLoop, prompts: Sequence[Prompt], count: int, params: SamplingParams = GREEDY) -> Timed:
-    """`count` tokens of each prompt, all submitted together, each with a seed of its own. Raises EngineError for a
-    request that fails.
-    """
-    before, asked = loop.stats(), [replace(params, max_tokens=count, seed=i) for i in range(len(prompts))]
-    pairs = zip(prompts, asked, strict=True)
-    seconds, sequences, _ = run_together(loop, (Request(str(i), *pair) for i, pair in enumerate(pairs)))
+def run(loop: StepLoop, case: Case, count: int) -> Timed:
+    """`count` tokens of each prompt, each with a seed of its own. Raises EngineError for a request that fails."""
+    before, seconds, sequences = loop.stats(), 0.0, []
+    asked = [
+        Request(str(i), prompt, replace(case.params, max_tokens=count, seed=i)) for i, prompt in enumerate(case.prompts)
+    ]
+    for start in range(0, len(asked), case.n):
+        took, found, _ = run_together(loop, asked[start : start + case.n])
+        seconds += took
+        sequences += found
     after = loop.stats()
     return Timed(
         seconds, after.steps - before.steps, after.drafts - before.drafts, after.draft_tokens - before.draft_tokens,
@@ -177,10 +184,13 @@ def costs(executor: Executor, ns: Sequence[int], input_len: int, output_len: int
             forced.k = k
             if k and not forced._fits(n, k):
                 continue
-            prompts = [random_prompts([input_len] * n, executor.vocab_size, seed) for seed in range(ROUNDS + 1)]
-            run(loop, prompts[0], output_len)  # a shape's second step captures its graph
+            cases = [
+                Case(RANDOM, n, tuple(random_prompts([input_len] * n, executor.vocab_size, seed)))
+                for seed in range(ROUNDS + 1)
+            ]
+            run(loop, cases[0], output_len)  # a shape's second step captures its graph
             times = []
-            for each in prompts[1:]:
+            for each in cases[1:]:
                 first, whole = run(loop, each, 1), run(loop, each, output_len)
                 times.append((whole.seconds - first.seconds) / max(1, whole.steps - first.steps))
             step = statistics.median(times)
@@ -202,10 +212,10 @@ def timed_cases(executor: Executor, cases: Sequence[Case], output_len: int) -> l
     for case in cases:
         timed: list[Timed] = []
         quiet: list[Timed] = []
-        run(loop, case.prompts, output_len, case.params)
+        run(loop, case, output_len)
         while len(quiet) < ROUNDS and len(timed) < MOST_ROUNDS:
             captured = executor.graphs.captured
-            timed.append(run(loop, case.prompts, output_len, case.params))
+            timed.append(run(loop, case, output_len))
             quiet += timed[-1:] if executor.graphs.captured == captured else []
         counted = sorted(quiet if len(quiet) == ROUNDS else timed, key=lambda each: each.seconds)
         found.append(counted[len(counted) // 2])
@@ -243,7 +253,7 @@ def with_drafts(
 
 def gain(executor: Executor, case: Case, off: Timed, on: Timed) -> Gain:
     """What drafts brought for a case; greedy texts that they changed are checked."""
-    n, config = len(case.prompts), executor.config
+    config = executor.config
     texts = zip(case.prompts, off.outputs, on.outputs, strict=True)
     changed = [(prompt, drafted) for prompt, plain, drafted in texts if plain != drafted]
     verdict = UNCHECKED
@@ -253,8 +263,8 @@ def gain(executor: Executor, case: Case, off: Timed, on: Timed) -> Gain:
         verdict = verify_greedy(decoder.spec, decoder.weights, few, tolerance, executor.max_model_len)
     tokens = sum(map(len, off.outputs))
     return Gain(
-        n, case.kind, str(executor.drafting), tokens / off.seconds, tokens / on.seconds, on.verified, on.offered,
-        on.accepted, n - len(changed), verdict, config.batch_invariant,
+        case.n, len(case.prompts), case.kind, str(executor.drafting), tokens / off.seconds, tokens / on.seconds,
+        on.verified, on.offered, on.accepted, len(case.prompts) - len(changed), verdict, config.batch_invariant,
     )  # fmt: skip
 
 
@@ -262,7 +272,7 @@ def print_gains(gains: Sequence[Gain]) -> None:
     """A table; a ratio is shown only beside texts that are right."""
     print_line(COLUMNS, WIDTHS)
     for each in gains:
-        output = f"{each.same} of {each.n} texts the same"
+        output = f"{each.same} of {each.texts} texts the same"
         if each.verdict != UNCHECKED:
             ties, wrong = f"{each.verdict.ties} ties", f"{each.verdict.wrong} tokens wrong"
             output += f", {ties if each.verdict.passed else wrong} <= {each.verdict.worst:.2f}"
@@ -279,7 +289,10 @@ def flags() -> argparse.ArgumentParser:
     found = parser()
     found.prog, found.description = "stoker bench drafts", __doc__.splitlines()[0] if __doc__ else ""
     found.set_defaults(n="1,16", input_len=512, output_len=256, max_num_seqs=64)
-    found.add_argument("--text", type=Path, help="a UTF-8 text to copy from (default: some of Python's modules)")
+    found.add_argument(
+        "--text", type=Path, nargs="+", default=[], metavar="FILE",
+        help="UTF-8 texts to copy from, one after the other (default: some of Python's modules)",
+    )  # fmt: skip
     return found
 
 
@@ -289,14 +302,16 @@ def cases_of(args: argparse.Namespace, config: EngineConfig, ns: Sequence[int], 
     """
     drawn = replace(GREEDY, temperature=DRAWN_TEMPERATURE)
     cases = [
-        Case(kind, tuple(random_prompts([args.input_len] * n, vocab, n)), params)
+        Case(kind, n, tuple(random_prompts([args.input_len] * n, vocab, n)), params)
         for kind, params in ((RANDOM, GREEDY), (DRAWN, drawn))
         for n in ns
     ]
     if args.model:
         tokenizer, text = Tokenizer.load(config.tokenizer or config.model), read_sources(args.text)
         for kind in KINDS:
-            cases += [Case(kind, tuple(real_prompts(kind, n, args.input_len, text, tokenizer))) for n in ns]
+            for n in ns:
+                count = -(-PLACES // n) * n
+                cases.append(Case(kind, n, tuple(real_prompts(kind, count, args.input_len, text, tokenizer))))
     return cases
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker_runtime.errors import ConfigError
@@ -20,15 +21,16 @@ BEGUN = 40
 Prompt = tuple[int, ...]
 
 
-def read_sources(path: Path | None) -> str:
-    """The text of a file, or of some of Python's modules. Raises ConfigError naming the flag."""
-    try:
-        if path is not None:
-            return path.read_text(encoding="utf-8")
-        found = [importlib.util.find_spec(name) for name in MODULES]
-        return "\n".join(Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec and spec.origin)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {path} cannot be read: {error}.", param="text") from error
+def read_sources(paths: Sequence[Path]) -> str:
+    """The text of these files, or of some of Python's modules. Raises ConfigError naming the flag and the file."""
+    found = (importlib.util.find_spec(name) for name in MODULES)
+    texts = []
+    for path in paths or [Path(spec.origin) for spec in found if spec and spec.origin]:
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--text {path} cannot be read: {error}.", param="text") from error
+    return "\n".join(texts)
 
 
 def real_prompts(kind: str, n: int, length: int, text: str, tokenizer: Tokenizer) -> list[Prompt]:

@@ -73,7 +73,7 @@ def test_a_changed_text_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture
     """Right texts differ where roundings do; a wrong one ends the run, and where bits are promised any other does."""
     config = EngineConfig(model="shape:tiny", device="cpu", max_model_len=128, speculative_config=drafts_mode.NGRAM)
     executor = build_executor(config)
-    case = Case("random", tuple(random_prompts([9, 31], executor.vocab_size, 77)))
+    case = Case("random", 2, tuple(random_prompts([9, 31], executor.vocab_size, 77)))
     right = timed_cases(executor, [case], 12)[0]
     for wrong, (same, passed) in (((), (2, True)), ((0,), (1, False)), ((0, 1), (0, False))):
         texts = [tuple(7 if i in wrong else token for token in text) for i, text in enumerate(right.outputs)]
@@ -83,10 +83,20 @@ def test_a_changed_text_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture
         assert ("WRONG" in capsys.readouterr().out) != passed
     executor.close()
     tie = Verdict(1, 12, 1, 0, 0.01, 0.001, 0.05)
-    changed = Gain(2, "new", "ngram", 10.0, 13.0, 4, 12, 9, 1, tie, bound=False)
+    changed = Gain(2, 2, "new", "ngram", 10.0, 13.0, 4, 12, 9, 1, tie, bound=False)
     assert changed.passed
     assert not replace(changed, bound=True).passed
     assert (changed.ratio, changed.acceptance, changed.length) == (1.3, 0.75, 3.25)
+
+
+def test_few_at_a_time_are_the_same_texts() -> None:
+    """Five prompts, two at a time: the last one alone."""
+    executor = build_executor(EngineConfig(model="shape:tiny", device="cpu", max_model_len=128))
+    prompts = tuple(random_prompts([9, 31, 4, 17, 22], executor.vocab_size, 7))
+    together, apart = (timed_cases(executor, [Case("new", n, prompts)], 12)[0] for n in (5, 2))
+    assert apart.outputs == together.outputs
+    assert (together.steps, apart.steps) == (12, 36)
+    executor.close()
 
 
 def test_what_is_forced_is_taken_whatever_it_brings() -> None:
@@ -120,8 +130,12 @@ def test_what_cannot_be_measured_is_said(
     with pytest.raises(ConfigError, match="--text is too short for 2 prompts"):
         real_prompts("new", 2, 500, "one line", tokenizer)
     with pytest.raises(ConfigError, match=r"--text .*none.txt cannot be read"):
-        read_sources(tmp_path / "none.txt")
-    assert "def wrap" in read_sources(None)
+        read_sources([tmp_path / "none.txt"])
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text("one")
+    second.write_text("two")
+    assert read_sources([first, second]) == "one\ntwo"
+    assert "def wrap" in read_sources([])
     assert drafts_mode.main(["--shape", "tiny", "--speculative-config", '{"method": "medusa"}', *SIZES]) == 2
     assert "Medusa heads are not there yet" in capsys.readouterr().err
 

@@ -57,6 +57,9 @@ def test_no_schedule_changes_a_bit_of_logits(
     known = len(seen)
     with ranks(str(tmp_path), **cut, max_num_seqs=6, max_num_batched_tokens=21, num_gpu_blocks=10) as llm:
         assert llm.generate_tokens(prompts, params) == alone
+        at = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for _ in range(2):  # of what follows itself the pages are there, whatever the crowd left
+            assert llm.generate_tokens([prompts[at]], [params[at]]) == [alone[at]]
         stats = llm.engine.stats()
     assert stats.preemptions > 0
     assert stats.prefix_hits > 0

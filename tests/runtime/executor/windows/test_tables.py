@@ -54,14 +54,14 @@ def sizes(rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """A folder with a random model, and transformers' own of it."""
+def save_random(kind: str, folder: Path, **changes: Any) -> Any:
+    """Save a random model of a kind, and of `changes` to its sizes, into `folder`; returns transformers' own."""
     from transformers import AutoModelForCausalLM
 
     print(f"seed {SEED}")
-    rng = random.Random(f"{SEED}{request.param}")
-    config = KINDS[request.param](rng)
+    rng = random.Random(f"{SEED}{kind}")
+    config = KINDS[kind](rng)
+    config.update(changes)
     config._attn_implementation = config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
@@ -69,9 +69,15 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1.0 + 0.3 * noise if "norm" in name else 0.2 * noise)
-    folder: Path = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    return str(folder), model
+    return model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A folder with a random model, and transformers' own of it."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    return str(folder), save_random(request.param, folder)
 
 
 def executor_of(llm: LLM) -> Executor:
