@@ -15,15 +15,16 @@ from stoker_runtime.request import Request
 
 SIZES: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_model_len": LONGEST, "page_size": PAGE}
 SIZES |= {"batch_invariant": True, "gpu_memory_utilization": 0.3}
-# Of heads that the Hopper kernels have, and that they do not.
-HEADS = {"wide": {"head_dim": 128, "hidden_size": 384}, "narrow": {}}
+# Of heads that the Hopper kernels have, and that they do not; fixed sums want multiples of 64 and of 8.
+HEADS = {"wide": {"head_dim": 128, "hidden_size": 384}, "narrow": {"hidden_size": 64}}
+EVEN = {"vocab_size": 128, "intermediate_size": 192}
 VOCAB = 90
 
 
 @pytest.fixture(params=[(kind, heads) for kind in KINDS for heads in HEADS], ids="-".join)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     kind, heads = request.param
-    save_random(kind, tmp_path, **HEADS[heads])
+    save_random(kind, tmp_path, **EVEN, **HEADS[heads], **({"num_local_experts": 8} if kind == "gpt-oss" else {}))
     return str(tmp_path)
 
 
@@ -37,12 +38,15 @@ def test_a_crowd_in_a_tight_pool_gets_the_texts_of_one_that_keeps_all(model: str
     params = [
         replace(greedy(rng.randint(30, 90)), temperature=rng.choice([0.0, 1.0]), seed=at) for at in range(len(prompts))
     ]
-    with LLM(model, **SIZES, max_num_seqs=40, disable_hybrid_kv_cache_manager=True) as roomy:
+    whole = len(prompts) * LONGEST // PAGE
+    with LLM(
+        model, **SIZES, max_num_seqs=40, num_gpu_blocks=whole, disable_hybrid_kv_cache_manager=True
+    ) as roomy:
         assert roomy.engine.executor.sight is None
         expected = roomy.generate_tokens(prompts, params)
     with LLM(model, **SIZES, max_num_seqs=1, num_gpu_blocks=1) as probe:
         sight = probe.engine.executor.sight
-    tight = 8 * sight.pages(LONGEST)
+    tight = 4 * sight.pages(LONGEST)
     with LLM(model, **SIZES, max_num_seqs=24, max_num_batched_tokens=200, num_gpu_blocks=tight) as crowded:
         assert crowded.generate_tokens(prompts, params) == expected
         stats = crowded.engine.stats()
