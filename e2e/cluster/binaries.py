@@ -69,6 +69,11 @@ BINARIES: dict[str, Binary] = {
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns", static=True),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    # Kubernetes' own driver of devices, as its tests have it: a device is an environment variable.
+    "dra-test-driver": Binary("kubernetes", "k8s.io/kubernetes/test/e2e/dra/test-driver"),
+    "kueue": Binary(
+        "kueue", "sigs.k8s.io/kueue/cmd/kueue", "-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.17.0", static=True
+    ),
     "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "-X sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0"),
     "epp": Binary("epp", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp"),
     "keda-operator": Binary("keda", "github.com/kedacore/keda/v2/cmd/operator"),

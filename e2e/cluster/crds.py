@@ -72,6 +72,10 @@ MODULES = {
             )
         ),
     ),
+    # A folder, for kubectl to put together: all that an installation has.
+    "kueue": Module(
+        "sigs.k8s.io/kueue@v0.17.0", "h1:7hzb38M4eKGzYW+CFv2s1L+swzzacUCHOCXxZmAV90I=", ("config/default",)
+    ),
     "groups": Module(*_LWS, (_BASES.format("leaderworkerset.x-k8s.io_leaderworkersets"),)),
     # What their controller follows beside them.
     "groups-beside": Module(*_LWS, (_BASES.format("disaggregatedset.x-k8s.io_disaggregatedsets"),)),

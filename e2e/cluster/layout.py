@@ -54,6 +54,11 @@ class Layout:
         return self.data / "keys"
 
     @property
+    def devices(self) -> Path:
+        """Where drivers of devices say what a container gets (CDI)."""
+        return self.data / "cdi"
+
+    @property
     def config(self) -> Path:
         """What the components are configured with."""
         return self.data / "config"

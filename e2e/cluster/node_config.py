@@ -67,6 +67,7 @@ disabled_plugins = {json.dumps(disabled)}
   restrict_oom_score_adj = true
   # So that taking the node down finds them all below one folder.
   netns_mounts_under_state_dir = true
+  cdi_spec_dirs = ['{layout.devices}']
 [{runtime}.cni]
   bin_dirs = ['{cni}']
   conf_dir = '{layout.config / "cni"}'

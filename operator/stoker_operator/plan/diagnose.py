@@ -84,6 +84,9 @@ def trouble_of(pod: Object) -> Trouble | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(name, str(condition.get("message", "")))
+    if missing := _missing_claims(pod):
+        said = f"Pod {name} waits for a node: what it claims is not there ({' and '.join(missing)})."
+        return Trouble("Unschedulable", said, False, "See resources.claims, and the events of the pod.")
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(kind) or ():
             init = kind == "initContainerStatuses"
@@ -317,7 +320,24 @@ def _json_entry(line: str) -> Mapping[str, Any]:
     return entry if isinstance(entry, dict) and "level" in entry else {}
 
 
+def _missing_claims(pod: Object) -> list[str]:
+    """What a pod claims and does not have, so that the scheduler does not look at it, and says nothing of it."""
+    spec, status = pod.get("spec", {}), pod.get("status", {})
+    if spec.get("nodeName") or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ()):
+        return []
+    made = {each["name"] for each in status.get("resourceClaimStatuses") or () if each.get("resourceClaimName")}
+    asked = [each for each in spec.get("resourceClaims") or () if each["name"] not in made]
+    return [
+        f"ResourceClaimTemplate {each['resourceClaimTemplateName']}"
+        if each.get("resourceClaimTemplateName")
+        else f"ResourceClaim {each.get('resourceClaimName')}"
+        for each in asked
+    ]
+
+
 def _unschedulable(pod: str, text: str) -> Trouble:
+    # What the scheduler thought of evicting others is nothing that the reader can change.
+    text = re.split(r" (?:no new claims to deallocate|preemption:)", text)[0]
     lacking = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]+[a-z0-9])", text)))
     if lacking:
         what = f"no node has enough {' and '.join(lacking)} free"
@@ -332,13 +352,13 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         advice = "Check placement.nodeSelector, resources.gpuProducts and the node of the cache volume"
     elif "taint" in text:
         what, advice = "every node that would do has a taint", "Add placement.tolerations"
+    elif "claim" in text:
+        what, advice = "no node has devices for what it claims", "See resources.claims, and what holds the devices"
     elif "scheduling gates" in text:
         what, advice = "its queue has not admitted it", "See placement.queueName and the queue's quota"
     elif "were unschedulable" in text:
         what, advice = "every node that would do is cordoned", "Run kubectl uncordon, or add a node"
     else:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
-    # What the scheduler thought of evicting others is nothing that the reader can change.
-    words = short(re.split(r" (?:no new claims to deallocate|preemption:)", text)[0])
-    said = f"Pod {pod} waits for a node: {what}. {advice}. ({words})"
+    said = f"Pod {pod} waits for a node: {what}. {advice}. ({short(text)})"
     return Trouble("Unschedulable", said, False, lacking=tuple(lacking))

@@ -84,6 +84,14 @@ CASES = {
         pod(unschedulable="Scheduling is blocked due to non-empty scheduling gates"),
         ("Unschedulable", False, ["placement.queueName"]),
     ),
+    "devices": (
+        pod(unschedulable="0/1 nodes are available: 1 cannot allocate all claims. still bad, preemption: 0"),
+        ("Unschedulable", False, ["no node has devices", "resources.claims", "(0/1 nodes are available: 1 cannot all"]),
+    ),
+    "cordoned, and no claims to take from others": (
+        pod(unschedulable="0/1 nodes are available: 1 node(s) were unschedulable. no new claims to deallocate, x"),
+        ("Unschedulable", False, ["cordoned", "were unschedulable.)"]),
+    ),
     "taint": (
         pod(unschedulable="0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }."),
         ("Unschedulable", False, ["placement.tolerations"]),
@@ -238,6 +246,30 @@ def test_of_the_schedulers_words_what_matters_is_quoted() -> None:
     trouble = trouble_of(pod(unschedulable=text))
     assert trouble is not None
     assert trouble.message.endswith("(0/1 nodes are available: 1 Insufficient cpu.)")
+
+
+def test_a_pod_whose_claims_are_not_there_says_which() -> None:
+    """The scheduler does not look at such a pod, so there is no condition of its."""
+    lacks = pod(phase="Pending")
+    lacks["spec"] = {
+        "resourceClaims": [
+            {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
+            {"name": "nic", "resourceClaimTemplateName": "one-nic"},
+            {"name": "disk", "resourceClaimName": "shared"},
+        ]
+    }
+    trouble = trouble_of(lacks)
+    assert trouble is not None
+    assert (trouble.reason, trouble.permanent) == ("Unschedulable", False)
+    assert "(ResourceClaimTemplate one-gpu and ResourceClaimTemplate one-nic and ResourceClaim shared)" in trouble.said
+    assert "resources.claims" in trouble.message
+
+    lacks["status"]["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": "p-gpu-x"}, {"name": "nic"}]
+    trouble = trouble_of(lacks)
+    assert trouble is not None
+    assert "(ResourceClaimTemplate one-nic and ResourceClaim shared)" in trouble.said
+    lacks["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+    assert trouble_of(lacks) is None
 
 
 def test_a_permanent_trouble_comes_first() -> None:

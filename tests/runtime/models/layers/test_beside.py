@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe.bench import random_experts
+from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.layers.beside import Beside
@@ -35,11 +35,12 @@ class Shared:
 
 
 def layer(device: torch.device, dtype: torch.dtype) -> tuple[Mixture, MixtureWeights]:
-    experts = random_experts(EXPERTS, FFN, HIDDEN, device)
-    if dtype is not torch.bfloat16:
-        experts = type(experts)(experts.gate_up.to(dtype), experts.down.to(dtype))
-    router = torch.randn(EXPERTS, HIDDEN, device=device, dtype=dtype)
-    return Mixture(MoeSpec(frozenset({0}), EXPERTS, 2, FFN), 1, device), MixtureWeights(LinearWeight(router), experts)
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype) * shape[-1] ** -0.5
+
+    experts = ExpertWeights(draw(EXPERTS, 2 * FFN, HIDDEN), draw(EXPERTS, HIDDEN, FFN))
+    router = LinearWeight(draw(EXPERTS, HIDDEN) * HIDDEN**0.5)
+    return Mixture(MoeSpec(frozenset({0}), EXPERTS, 2, FFN), 1, device), MixtureWeights(router, experts)
 
 
 def forward(
