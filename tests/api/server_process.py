@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 from api_server import CLIENT, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,11 @@ class ServerProcess:
 
     def wait_ready(self, seconds: float = 30) -> ServerProcess:
         url = self.url
-        assert wait_until(lambda: CLIENT.get(f"{url}/ready").status_code == 200, seconds), self.log
+        try:
+            ready = wait_until(lambda: CLIENT.get(f"{url}/ready").status_code == 200, seconds)
+        except httpx.TransportError as error:
+            raise AssertionError(f"{error!r} of a server that starts:\n{self.log}") from error
+        assert ready, self.log
         return self
 
     def engine_pids(self) -> list[int]:

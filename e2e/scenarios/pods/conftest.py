@@ -1,4 +1,4 @@
-"""What admits pods and gives them devices, which a cluster has by installations of their own."""
+"""What admits pods, gives them devices and makes groups of them, which a cluster has by installations of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from e2e.cluster.backend import Given
 from e2e.cluster.devices import Driver
 from e2e.cluster.kueue import CRD, Publisher
+from e2e.scenarios.groups.conftest import install_groups as install_groups
 from e2e.scenarios.kube import Kube, eventually
 
 _API = "kueue.x-k8s.io/v1beta2"

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from e2e.scenarios import stoker
-from e2e.scenarios.gpus.test_gpus import GPU, give
+from e2e.scenarios.gpus.test_gpus import give
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.pods.conftest import Queue
 from e2e.scenarios.streams import streaming
 
 QUIET_SECONDS = 15.0
+GROUPED = "leaderworkerset.sigs.k8s.io/name"
+
+
+@pytest.fixture
+def gpus(kube: Kube) -> Iterator[None]:
+    """The node has two GPUs for the length of a test."""
+    give(kube, 2)
+    yield
+    give(kube, None)
 
 
 def held_back(kube: Kube) -> list[str]:
@@ -32,42 +43,61 @@ def refusal(kube: Kube) -> str:
     return said[0] if said else ""
 
 
-def test_a_queue_admits_pods_as_its_quota_allows(place: Kube, hub: stoker.Hub, queue: Queue) -> None:
+def test_a_queue_admits_pods_as_its_quota_allows(place: Kube, hub: stoker.Hub, gpus: None, queue: Queue) -> None:
     queue.make(1)
-    give(place, 2)
-    try:
-        place.apply(stoker.service("model", replicas=2, resources={"gpus": 1}, placement={"queueName": queue.name}))
-        said = stoker.wait_reason(place, "model", "Unschedulable")["message"]
-        assert "placement.queueName" in said, said
-        eventually("one pod is admitted", lambda: len(held_back(place)) == 1, 120)
-        eventually("it serves", lambda: place.get("infsvc", "model")["status"].get("readyReplicas") == 1, 240)
-        (waits,) = held_back(place)
-        assert waits in stoker.conditions(place, "model")["Ready"]["message"]
+    place.apply(stoker.service("model", replicas=2, resources={"gpus": 1}, placement={"queueName": queue.name}))
+    said = stoker.wait_reason(place, "model", "Unschedulable")["message"]
+    assert "placement.queueName" in said, said
+    eventually("one pod is admitted", lambda: len(held_back(place)) == 1, 120)
+    eventually("it serves", lambda: place.get("infsvc", "model")["status"].get("readyReplicas") == 1, 240)
+    (waits,) = held_back(place)
+    assert waits in stoker.conditions(place, "model")["Ready"]["message"]
 
-        queue.make(2)
-        stoker.wait_ready(place, "model")
-        assert not held_back(place)
-        before = written(place)
-        time.sleep(QUIET_SECONDS)
-        assert written(place) == before, "somebody writes what another one takes back"
+    queue.make(2)
+    stoker.wait_ready(place, "model")
+    assert not held_back(place)
+    before = written(place)
+    time.sleep(QUIET_SECONDS)
+    assert written(place) == before, "somebody writes what another one takes back"
 
-        # What the queue holds is no reason for a pod more: as many GPUs as there are.
-        with streaming(stoker.url(place, "model"), "model", clients=4) as streams:
-            streams.wait_running(4)
-            place.merge("infsvc", "model", {"spec": {"runtime": {"args": ["--log-level", "warning"]}}})
-            stoker.wait_ready(place, "model", 400)
-        assert not held_back(place)
+    # What the queue holds is no reason for a pod more: as many GPUs as there are.
+    with streaming(stoker.url(place, "model"), "model", clients=4) as streams:
+        streams.wait_running(4)
+        place.merge("infsvc", "model", {"spec": {"runtime": {"args": ["--log-level", "warning"]}}})
+        stoker.wait_ready(place, "model", 400)
+    assert not held_back(place)
 
-        # Another queue would judge pods that serve already: Kueue refuses that, and its words are said.
-        place.merge("infsvc", "model", {"spec": {"placement": {"queueName": "other"}}})
-        said = eventually("the refusal is said", lambda: refusal(place), 60)
-        assert "queue-name" in said, said
-        assert place.get("infsvc", "model")["status"]["readyReplicas"] == 2
-        place.merge("infsvc", "model", {"spec": {"placement": {"queueName": queue.name}}})
-        stoker.wait_ready(place, "model")
+    # Another queue would judge pods that serve already: Kueue refuses that, and its words are said.
+    place.merge("infsvc", "model", {"spec": {"placement": {"queueName": "other"}}})
+    said = eventually("the refusal is said", lambda: refusal(place), 60)
+    assert "queue-name" in said, said
+    assert place.get("infsvc", "model")["status"]["readyReplicas"] == 2
+    place.merge("infsvc", "model", {"spec": {"placement": {"queueName": queue.name}}})
+    stoker.wait_ready(place, "model")
 
-        place.kubectl("delete", "infsvc", "model", "--timeout=180s")
-        eventually("nothing is left", lambda: not place.items("workloads.kueue.x-k8s.io"), 120)
-    finally:
-        give(place, None)
-    assert GPU not in place.items("nodes")[0]["status"]["allocatable"]
+    place.kubectl("delete", "infsvc", "model", "--timeout=180s")
+    eventually("nothing is left", lambda: not place.items("workloads.kueue.x-k8s.io"), 120)
+
+
+def test_a_queue_admits_a_group_as_a_whole(
+    place: Kube, hub: stoker.Hub, gpus: None, install_groups: Callable[[], None], queue: Queue
+) -> None:
+    install_groups()
+    queue.make(1)
+    spanning = {"resources": {"nodes": 2, "gpus": 1}, "parallelism": {"pipeline": 2}, "drain": {"timeout": "20s"}}
+    place.apply(stoker.service("model", placement={"queueName": queue.name}, **spanning))
+    said = stoker.wait_reason(place, "model", "Unschedulable")["message"]
+    assert "placement.queueName" in said, said
+    time.sleep(QUIET_SECONDS)
+    assert not [pod for pod in place.items("pods", GROUPED) if pod["spec"].get("nodeName")], "half of a group runs"
+
+    queue.make(2)
+    stoker.wait_ready(place, "model", 400)
+    answer = stoker.ask(stoker.url(place, "model"), "model", prompt="The capital of France is", tokens=6)
+    assert "Paris" in answer["choices"][0]["text"]
+    found = place.items("leaderworkersets")[0]["metadata"]
+    time.sleep(QUIET_SECONDS)
+    assert place.items("leaderworkersets")[0]["metadata"]["generation"] == found["generation"]
+
+    place.kubectl("delete", "infsvc", "model", "--timeout=180s")
+    eventually("nothing is left", lambda: not place.items("workloads.kueue.x-k8s.io"), 120)
