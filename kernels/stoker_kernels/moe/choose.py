@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import sm_count
-from stoker_kernels.moe.hopper import sm90_few, sm90_grouped, sm90_packed, sm90_route
+from stoker_kernels.moe.hopper import sm90_few, sm90_grouped, sm90_packed, sm90_route, sm90_unpacked
 from stoker_kernels.moe.tiles import in_one_program
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing, given
+from stoker_kernels.moe.types import ExpertActivation, ExpertKind, ExpertWeights, Routes, Routing, given
 
 # Tokens up to which the Hopper kernels for few are faster.
 FEW_TOKENS = {"dense": 2, "fp8_channel": 2, "fp8_block": 2, "mxfp4": 1, "nvfp4": 4, "int4": 1}
-# Tokens an expert in the mean from which on those for many are faster: at 32 equal to Triton's, at 64 by 8 to 28%.
-MANY_TOKENS = {"dense": 64, "fp8_channel": 64, "fp8_block": 64}
+# Tokens an expert in the mean from which on those for many are faster: at 32 equal to Triton's, at 64 by 8 to 28%. Of
+# four bits, which they multiply as bf16, as many as make up for that.
+MANY_TOKENS = {"dense": 64, "fp8_channel": 64, "fp8_block": 64, "mxfp4": 176, "nvfp4": 96, "int4": 224}
 ONE_LAUNCH = range(1, 17)  # tokens that one CTA chooses for faster than two kernels
 
 
@@ -54,6 +55,15 @@ def many(x: Tensor, routes: Routes, weights: ExpertWeights) -> bool:
         return False
     tokens = sm90_grouped.tokens_an_expert(routes)
     return tokens >= MANY_TOKENS[weights.kind] and sm90_grouped.tiles_of(weights, tokens) >= sm_count(x.device)
+
+
+def scratch_bytes(weights: ExpertKind, sizes: tuple[int, int, int], tokens: float, *, gated: bool) -> int:
+    """What `experts` takes on sm_90 beside activations, for experts of `sizes` (how many, F, H) that get so many tokens
+    each in the mean: those in four bits become bf16.
+    """
+    if weights not in sm90_packed.KINDS or tokens < MANY_TOKENS[weights]:
+        return 0
+    return sm90_unpacked.scratch_bytes(*sizes, gated=gated)
 
 
 def experts(

@@ -274,7 +274,7 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     or in eight bits.
     """
     kinds = {each.name: stored_kind(each, config.quantization) for each in spec.parameters()}
-    # Experts are never dequantized whole.
+    # What of experts becomes 16 bits has room of its own (`state_bytes`).
     single = [each for each in spec.parameters() if each.role is not Role.EXPERTS]
     shapes = [each.shape for each in single if is_packed(kinds[each.name])]
     ordered = [each.shape[1] for each in single if isinstance(each.scheme, IntegerScheme) and each.scheme.order]

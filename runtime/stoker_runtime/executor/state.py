@@ -20,9 +20,17 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.prefix.plan import prefix_bytes
-from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.resolve import (
+    activation_bytes,
+    graph_bytes,
+    logits_bytes,
+    sampled_rows,
+    step_shapes,
+    workspace_bytes,
+)
 from stoker_runtime.executor.states.plan import drafted_bytes
 from stoker_runtime.executor.windows.layout import kv_layout
+from stoker_runtime.models.layers.mixture import expert_scratch
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import ORDERED_ROWS
@@ -106,7 +114,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
     Slots, sampling parameters, token masks, attention scratch, what steps with a shared prefix keep, rotary tables, the
-    logits of a step, adapters, drafts, states, and what sums over ranks in one order gather.
+    logits of a step, adapters, drafts, states, what sums over ranks in one order gather, and experts that become bf16.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -127,7 +135,24 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + ordered_sum_bytes(config, spec)
         + sequence_state_bytes(config, spec) * (slots + config.num_state_snapshots)
         + drafted_bytes(config, spec)
+        + unpacked_bytes(config, spec)
     )
+
+
+def unpacked_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes in which experts in four bits become bf16 for steps of many tokens, beyond what such a step leaves of the
+    workspace: of graphs, and of those beside them.
+    """
+    if config.batch_invariant:  # whose products are of one kind for any number of tokens
+        return 0
+    steps = [(config.max_num_batched_tokens, workspace_bytes(config, spec))]
+    if not config.enforce_eager:
+        steps.append((step_shapes(config, spec).most_graphed, graph_bytes(config, spec)))
+    found = 0
+    for tokens, room in steps:
+        scratch = expert_scratch(spec, config.quantization, tokens, config.device)
+        found += max(0, activation_bytes(config, spec, tokens) + scratch - room) if scratch else 0
+    return found
 
 
 def ordered_sum_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.kernels.moe.grouped_machine import KINDS
-from tests.kernels.moe.test_few_on_gpus import SHAPES, dense_of, weights_of
+from tests.kernels.moe.test_few_on_gpus import KINDS, SHAPES, dense_of, weights_of
 
 from stoker_kernels.launch import pdl
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routing, keep_experts, reference, triton_route
-from stoker_kernels.moe.hopper import sm90_grouped
+from stoker_kernels.moe.hopper import sm90_grouped, sm90_packed, sm90_unpacked
 
 pytestmark = pytest.mark.gpu
-BOUNDS: dict[ExpertKind, float] = dict.fromkeys(KINDS, 3e-2) | {"dense": 8e-3}
+BOUNDS: dict[ExpertKind, float] = dict.fromkeys(KINDS, 3e-2) | dict.fromkeys(("dense", *sm90_packed.KINDS), 8e-3)
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +67,23 @@ def test_a_rank_s_experts_alone(device: torch.device) -> None:
     found = sm90_grouped.experts(x, kept, mine)
     expected = reference.experts(x.float(), kept, ExpertWeights(mine.gate_up.float(), mine.down.float()))
     assert ((found.float() - expected).norm() / expected.norm()).item() < 8e-3
+
+
+@pytest.mark.parametrize("kind", sm90_packed.KINDS)
+@pytest.mark.parametrize("at_once", [1, 5, 22])
+def test_some_experts_at_a_time_give_the_same_bits(
+    kind: ExpertKind, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What becomes bf16 takes no more than its room, whatever the last part has."""
+    weights = weights_of(23, 416, 1120, kind, device)
+    x = torch.randn(900, 1120, device=device).bfloat16()
+    routes = triton_route.route(torch.randn(900, 23, device=device), Routing(3, renormalize=True, packed=True))
+    whole = sm90_grouped.experts(x, routes, weights, activation="clamped", limit=7.0)
+    monkeypatch.setattr(sm90_unpacked, "SCRATCH_BYTES", at_once * 2 * 832 * 1120 + 500)
+    assert sm90_unpacked.scratch_bytes(23, 416, 1120, gated=True) <= sm90_unpacked.SCRATCH_BYTES
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = sm90_grouped.experts(x, routes, weights, activation="clamped", limit=7.0)
+    taken, pairs = torch.cuda.max_memory_allocated() - before, 900 * 3 * (416 + 1120) * 2
+    assert taken <= sm90_unpacked.SCRATCH_BYTES + pairs + x.nbytes + 4096
+    assert torch.equal(found, whole)

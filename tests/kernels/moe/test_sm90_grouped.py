@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import ExpertKind, ExpertWeights, Routes, choose, quantize_experts, reference, triton_experts
-from stoker_kernels.moe.hopper import operands, sm90_grouped
+from stoker_kernels.moe.hopper import operands, sm90_grouped, sm90_packed, sm90_unpacked
 
 CPU = torch.device("cpu")
 CASES = [
@@ -76,6 +78,37 @@ def test_pairs_give_the_weighted_sum(
     assert ((found - expected).norm() / expected.norm()).item() < 0.01
 
 
+@pytest.mark.parametrize("kind", sm90_packed.KINDS)
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_experts_in_four_bits_come_some_at_a_time(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: ExpertKind, at_once: int
+) -> None:
+    """As bf16 by other kernels; each part's tiles are its own, and its biases."""
+    seed, tokens, hidden = random.randrange(1 << 20), 130, 96
+    print(f"seed {seed}")
+    weights = case_of(kind, 64, hidden, 5, bias=True, seed=seed)
+    Machine(library, monkeypatch, 3, seed, tokens, 2 * tokens)
+
+    made: list[weakref.ref[Tensor]] = []
+
+    def unpacked(weights: ExpertWeights, *, gated: bool) -> Iterator[tuple[int, Tensor]]:
+        assert not any(each() is not None for each in made), "what gate and up became is still there"
+        for first in range(0, 5, at_once):
+            some = range(first, min(first + at_once, 5))
+            each = [reference.matrices(weights, expert, torch.bfloat16)[0 if gated else 1] for expert in some]
+            found = torch.stack(each).bfloat16().contiguous()
+            made.append(weakref.ref(found))
+            yield first, found
+
+    monkeypatch.setattr(sm90_unpacked, "unpacked", unpacked)
+    x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    routes = routes_of(tokens, 2, 5, seed, 0.1, "any")
+    found = summed(sm90_grouped.pair_rows(x, routes, weights, activation="clamped", limit=0.8), routes)
+    expected = reference.experts(x, routes, weights, activation="clamped", limit=0.8).double()
+    assert ((found - expected).norm() / expected.norm()).item() < 8e-3
+    assert len(made) == 2 * -(-5 // at_once)
+
+
 def test_a_token_s_bits_do_not_depend_on_the_others(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on tiles, nor on the speeds of what runs beside it."""
     weights = case_of("dense", 72, 208, 3, bias=False, seed=4)
@@ -103,7 +136,9 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "bfloat16" in str(sm90_grouped.refusal(x, routes, weights, x.float()))
     assert "rows of x" in str(sm90_grouped.refusal(x.t().contiguous().t(), routes, weights, None))
     assert "44" in str(sm90_grouped.refusal(x, routes, case_of("dense", 44, 80, 4, bias=False, seed=0), None))
-    assert "mxfp4" in str(sm90_grouped.refusal(x, routes, case_of("mxfp4", 64, 96, 4, bias=False, seed=0), None))
+    wide = torch.randn(30, 96).bfloat16()
+    assert "int8" in str(sm90_grouped.refusal(wide, routes, case_of("int8", 64, 96, 4, bias=False, seed=0), None))
+    assert sm90_grouped.refusal(wide, routes, case_of("mxfp4", 64, 96, 4, bias=False, seed=0), None) is None
     ungated = random_experts(4, 48, 80, torch.bfloat16, CPU, gated=False)
     assert "gate" in str(sm90_grouped.refusal(x, routes, ungated, None))
     with pytest.raises(ValueError, match="experts=grouped takes experts with a gate"):

@@ -30,10 +30,12 @@ from stoker_runtime.bench.reference.mixture import expert_values
 from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
-from stoker_runtime.executor.resolve import activation_bytes, resolve, resolve_quantization
+from stoker_runtime.executor.resolve import GIB, activation_bytes, resolve, resolve_quantization, workspace_bytes
+from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.layers import mixture
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 
@@ -195,6 +197,35 @@ def test_a_published_shape_takes_four_bits_and_a_quarter() -> None:
     saved = spec.parameter_bytes("bfloat16") - spec.parameter_bytes("bfloat16", "w4")
     others = sum(each.elements for each in spec.parameters() if each.role == "linear")
     assert saved * 8 == pytest.approx(values * (16 - 4.25) + others * (16 - 4 - 24 / 128), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "quantization", "tokens", "gib"),
+    [
+        # Of 128 experts each token has 8; gate and up are 1,536 × 2,048.
+        ("qwen3-30b-a3b", "w4", 8192, 128 * 1536 * 2048 * 2 / GIB),
+        ("qwen3-30b-a3b", "w4", 2048, 0.0),
+        ("qwen3-30b-a3b", "fp8", 8192, 0.0),
+        ("gpt-oss-20b", "auto", 8192, 32 * 5760 * 2880 * 2 / GIB),
+        ("gpt-oss-20b", "none", 8192, 0.0),
+    ],
+)
+def test_hopper_has_room_for_experts_that_become_bf16(
+    shape: str, quantization: str, tokens: int, gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For steps of so many tokens, beyond what these leave of the workspace; others have none, nor do fixed sums."""
+    spec = build_spec(read_source(f"shape:{shape}"))
+    asked = EngineConfig(model="m", quantization=quantization, max_num_batched_tokens=tokens, dtype="bfloat16")
+    config = resolve(asked, spec, "cuda")
+    fixed = replace(config, batch_invariant=True)
+    before, before_fixed = state_bytes(config, spec), state_bytes(fixed, spec)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mixture, "sm_of", lambda _: 90)
+    left = workspace_bytes(config, spec) - activation_bytes(config, spec, tokens)
+    assert state_bytes(config, spec) - before == (round(gib * GIB) - left if gib else 0)
+    assert state_bytes(fixed, spec) == before_fixed
+    monkeypatch.setattr(mixture, "sm_of", lambda _: 89)
+    assert state_bytes(config, spec) == before
 
 
 def test_no_step_has_memory_for_a_stack_in_16_bits() -> None:

@@ -26,6 +26,7 @@ struct GroupedArguments {
   int n, rows;                 // columns of the result; rows of an expert's weight, of gate and of up together
   int row_blocks, k_blocks, stages;
   int x_bytes, ld_x;           // of a row of x
+  int first_expert;            // of these `experts`: w, bias and scales begin with it
 };
 
 template <GroupedKind kind>

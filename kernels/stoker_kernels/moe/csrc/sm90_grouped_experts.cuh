@@ -66,8 +66,9 @@ struct GroupedExperts {
     for (int i = threadIdx.x; i < a.experts; i += GROUPED_THREADS) ring.places[i] = {0x7FFFFFFF, 0};
     __syncthreads();
     for (int i = threadIdx.x; i < a.num_tiles; i += GROUPED_THREADS) {
-      const int expert = load_int(a.tiles + 3 * i), first = load_int(a.tiles + 3 * i + 1), end = load_int(a.tiles + 3 * i + 2);
-      if (first >= end) continue;
+      const int expert = load_int(a.tiles + 3 * i) - a.first_expert;
+      const int first = load_int(a.tiles + 3 * i + 1), end = load_int(a.tiles + 3 * i + 2);
+      if (first >= end || expert < 0 || expert >= a.experts) continue;
       atomicMin(&ring.places[expert].x, first);
       atomicMax(&ring.places[expert].y, end);
     }

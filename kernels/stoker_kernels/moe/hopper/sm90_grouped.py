@@ -2,8 +2,9 @@
 csrc/sm90_grouped_experts.
 
 Three launches: gate-up with its activation, which reads rows of x where the tokens are; down, each pair's row at its
-place; the weighted sum of `triton_experts`. Activations of experts in FP8 are quantized by kernels of their own. CTAs
-find their tiles on the device from the plan, whatever number of tokens its own tiles hold.
+place; the weighted sum of `triton_experts`. Activations of experts in FP8 are quantized by kernels of their own, and
+experts in four bits become bf16 before, some at a time (`sm90_unpacked`). CTAs find their tiles on the device from the
+plan, whatever number of tokens its own tiles hold.
 Invariants: a launch never synchronises and can be captured after one launch of its kind; a token's bits depend on its
 own row and choices alone.
 Does not know: for how many tokens other kernels are faster (`choose`).
@@ -14,6 +15,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,9 +24,10 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.hopper.operands import operands_refusal
+from stoker_kernels.moe.hopper import sm90_packed, sm90_unpacked
+from stoker_kernels.moe.hopper.operands import KINDS, operands_refusal
 from stoker_kernels.moe.operands import read_by_products
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 
 STEM, ARCH = "sm90_grouped_experts", "sm_90a"
 TOKENS = 128  # of a CTA's tile
@@ -40,8 +44,20 @@ class GroupedArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("out", "x", "bias", "w_scale", "x_scale", "order", "tiles")),
         *((name, ctypes.c_float) for name in ("limit", "slope")),
         *((name, ctypes.c_int) for name in ("clamped", "num_tiles", "experts", "top_k", "n", "rows")),
-        *((name, ctypes.c_int) for name in ("row_blocks", "k_blocks", "stages", "x_bytes", "ld_x")),
+        *((name, ctypes.c_int) for name in ("row_blocks", "k_blocks", "stages", "x_bytes", "ld_x", "first_expert")),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Gate and up, or down, of the experts from `first` on; `fresh`: written by the launch before."""
+
+    weight: Tensor
+    kind: ExpertKind
+    scale: Tensor | None
+    bias: Tensor | None
+    first: int = 0
+    fresh: bool = False
 
 
 def tokens_an_expert(routes: Routes) -> float:
@@ -65,7 +81,9 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
         return "reads the plan of route on CUDA: --kernel route=reference has none"
-    reason = operands_refusal(x, weights, shared)
+    reason = operands_refusal(x, weights, shared, (*KINDS, *sm90_packed.KINDS))
+    if reason is None and weights.in_four_bits:
+        reason = sm90_unpacked.refusal(weights)
     if reason is not None:
         return reason
     if weights.experts > MOST_EXPERTS:
@@ -104,46 +122,64 @@ def pair_rows(
 
     For operands that `refusal` accepts. Raises CubinMissing.
     """
-    plan, ffn, hidden, device = routes.plan, weights.ffn, weights.hidden, x.device
+    plan, top_k = routes.plan, routes.ids.shape[1]
     assert plan is not None
-    pairs, top_k = plan.order.shape[0], routes.ids.shape[1]
-    inner = torch.empty((pairs, ffn), dtype=x.dtype, device=device)
-    data, x_scale = read_by_products(x, weights)
-    gate_up = _arguments(inner, data, x_scale, plan, weights, top_k, gated=True)
-    gate_up.limit, gate_up.clamped = limit, int(activation == "clamped")
-    _launch(weights, gate_up, data, gated=True)
-    rows = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
-    data, x_scale = read_by_products(inner, weights)
-    _launch(weights, _arguments(rows, data, x_scale, plan, weights, top_k, gated=False), data, gated=False)
+    inner = torch.empty((plan.order.shape[0], weights.ffn), dtype=x.dtype, device=x.device)
+    _multiply(inner, x, plan, weights, top_k, gated=True, limit=limit, clamped=int(activation == "clamped"))
+    rows = torch.empty((plan.order.shape[0], weights.hidden), dtype=x.dtype, device=x.device)
+    _multiply(rows, inner, plan, weights, top_k, gated=False)
     return rows
 
 
-def _arguments(
-    out: Tensor, x: Tensor, x_scale: Tensor | None, plan: Plan, weights: ExpertWeights, top_k: int, *, gated: bool
-) -> GroupedArguments:
-    weight = weights.gate_up if gated else weights.down
-    bias, w_scale = (
-        (weights.gate_up_bias, weights.gate_up_scale) if gated else (weights.down_bias, weights.down_scale)
+def _multiply(
+    out: Tensor, x: Tensor, plan: Plan, weights: ExpertWeights, top_k: int, *, gated: bool, **activation: float
+) -> None:
+    """One of the two products; what it made of weights is gone afterwards."""
+    data, x_scale = read_by_products(x, weights)
+    for product in _products(weights, gated=gated):
+        arguments = _arguments(out, data, x_scale, plan, product, top_k)
+        for name, value in activation.items():
+            setattr(arguments, name, value)
+        _launch(product, arguments, data, gated=gated)
+
+
+def _products(weights: ExpertWeights, *, gated: bool) -> Iterator[Product]:
+    weight, scale, bias = (
+        (weights.gate_up, weights.gate_up_scale, weights.gate_up_bias)
+        if gated
+        else (weights.down, weights.down_scale, weights.down_bias)
     )
-    size, columns = x.element_size(), weight.shape[2]
+    if not weights.in_four_bits:
+        yield Product(weight, weights.kind, scale, bias)
+        return
+    for first, some in sm90_unpacked.unpacked(weights, gated=gated):
+        yield Product(some, "dense", None, None if bias is None else bias[first:], first, fresh=True)
+
+
+def _arguments(
+    out: Tensor, x: Tensor, x_scale: Tensor | None, plan: Plan, product: Product, top_k: int
+) -> GroupedArguments:
+    weight, size = product.weight, x.element_size()
+    experts, height, columns = weight.shape
     return GroupedArguments(
-        out=out.data_ptr(), x=x.data_ptr(), bias=cuda.address_of(bias), w_scale=cuda.address_of(w_scale),
-        x_scale=cuda.address_of(x_scale), order=plan.order.data_ptr(), tiles=plan.tiles.data_ptr(),
-        slope=CLAMPED_SLOPE, num_tiles=plan.tiles.shape[0], experts=weights.experts, top_k=top_k, n=out.shape[1],
-        rows=weight.shape[1], row_blocks=-(-weight.shape[1] // ROWS), k_blocks=-(-columns * size // 128),
-        stages=_STAGES, x_bytes=columns * size, ld_x=x.stride(0) * size,
+        out=out.data_ptr(), x=x.data_ptr(), bias=cuda.address_of(product.bias),
+        w_scale=cuda.address_of(product.scale), x_scale=cuda.address_of(x_scale), order=plan.order.data_ptr(),
+        tiles=plan.tiles.data_ptr(), slope=CLAMPED_SLOPE, num_tiles=plan.tiles.shape[0], experts=experts, top_k=top_k,
+        n=out.shape[1], rows=height, row_blocks=-(-height // ROWS), k_blocks=-(-columns * size // 128), stages=_STAGES,
+        x_bytes=columns * size, ld_x=x.stride(0) * size, first_expert=product.first,
     )  # fmt: skip
 
 
-def _launch(weights: ExpertWeights, arguments: GroupedArguments, x: Tensor, *, gated: bool) -> None:
-    device = x.device
-    name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}"
-    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(weights.experts), THREADS, device.index or 0)
-    weight = weights.gate_up if gated else weights.down
+def _launch(product: Product, arguments: GroupedArguments, x: Tensor, *, gated: bool) -> None:
+    device, weight = x.device, product.weight
+    name = f"{STEM}_{'gate_up' if gated else 'down'}_{product.kind}"
+    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(len(weight)), THREADS, device.index or 0)
     w_map = _weight_map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), gated)
     # Gate-up reads x by no map, but a kernel has two.
     x_map = w_map if gated else cuda.tensor_map(x, 64)
-    cuda.launch(chosen, sm_count(device), [w_map, x_map, arguments], device, pdl=pdl_on(device))
+    # Rows of the weight are asked for before the wait for the launch before, which may not be the one that writes them.
+    pdl = pdl_on(device) and not product.fresh
+    cuda.launch(chosen, sm_count(device), [w_map, x_map, arguments], device, pdl=pdl)
 
 
 @functools.cache

@@ -67,6 +67,23 @@ def shared_bytes(tokens: int, top_k: int, columns: int, lines: int, kind: Expert
     return plan + rows + _WARPS * lines * _TILE * _SCALE_BYTES[kind] + sums * _PITCH * 4
 
 
+def group_refusal(weights: ExpertWeights) -> str | None:
+    """None where rows of these experts are as csrc/packed_codes.cuh reads them, else why not."""
+    if weights.ffn % 32 or weights.hidden % 32:
+        return f"rows of {weights.ffn} and {weights.hidden} columns are no whole blocks of 32"
+    for columns in (weights.hidden, weights.ffn) if weights.kind == "int4" else ():
+        group = columns_of(weights.group, columns)
+        if group != columns and group & (group - 1):
+            return f"groups of {group} columns are no power of two"
+    return None
+
+
+def group_shift(weights: ExpertWeights, columns: int) -> int:
+    """By how much a column is shifted to give its group, of integers."""
+    group = columns_of(weights.group, columns) if weights.kind == "int4" else columns
+    return _WHOLE_ROWS if group == columns else group.bit_length() - 1
+
+
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where `experts` takes these operands, else why not."""
     if routes.plan is None:
@@ -75,12 +92,9 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     reason = few_refusal(x, weights, shared, MOST_TOKENS, KINDS)
     if reason is not None:
         return reason
-    if any(columns % 32 for columns, _ in sizes):
-        return f"rows of {weights.ffn} and {weights.hidden} columns are no whole blocks of 32"
-    for columns, _ in sizes if weights.kind == "int4" else ():
-        group = columns_of(weights.group, columns)
-        if group != columns and group & (group - 1):
-            return f"groups of {group} columns are no power of two"
+    reason = group_refusal(weights)
+    if reason is not None:
+        return reason
     room = 0
     for columns, gated in sizes:
         lines = lines_of(weights.kind, columns, weights.group)
@@ -133,12 +147,11 @@ def _launch(weights: ExpertWeights, few: FewArguments, device: torch.device, gri
         else (weights.down, weights.down_scale, weights.down_bias, weights.down_factor)
     )
     few.bias = cuda.address_of(bias)
-    group = columns_of(weights.group, columns) if kind == "int4" else columns
     arguments = PackedArguments(
         few=few, weight=weight.data_ptr(), scales=cuda.address_of(scale), factor=cuda.address_of(factor),
         lines=lines_of(kind, columns, weights.group), next=weights.down.data_ptr() if gated else 0,
         next_rows=weights.hidden if gated else 0, ld_out=-(-few.rows // _BOX) * _BOX,
-        group_shift=_WHOLE_ROWS if group == columns else group.bit_length() - 1,
+        group_shift=group_shift(weights, columns),
     )  # fmt: skip
     space = shared_bytes(few.tokens, few.top_k, columns, arguments.lines, kind, gated=gated)
     name = f"{STEM}_{'gate_up' if gated else 'down'}_{kind}"

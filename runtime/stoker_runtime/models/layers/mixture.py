@@ -16,13 +16,39 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import linear
-from stoker_kernels.moe import ExpertActivation, Routing, Scoring, experts, keep_experts, mixture, route
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_of
+from stoker_kernels.moe import (
+    ExpertActivation,
+    ExpertKind,
+    Routing,
+    Scoring,
+    experts,
+    keep_experts,
+    mixture,
+    route,
+    scratch_bytes,
+)
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.layers.beside import Beside
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.parameter import Role, stored_kind
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
+from stoker_runtime.models.spec import ModelSpec
 
 # Tokens of a step whose shared expert runs beside the chosen ones: fewer are one launch, more fill the GPU.
 BESIDE = range(3, 257)
+
+
+def expert_scratch(spec: ModelSpec, quantization: str, tokens: int, device: str) -> int:
+    """Bytes that the experts of a layer take beside activations in a step of so many tokens."""
+    moe, on_gpu = spec.moe, device.startswith("cuda") and torch.cuda.is_available()
+    if moe is None or not on_gpu or not chip_of(sm_of(torch.device(device))).wgmma:
+        return 0
+    kinds = {stored_kind(each, quantization) for each in spec.parameters() if each.role is Role.EXPERTS}
+    sizes, mean = (len(moe.here), moe.ffn, spec.hidden), tokens * moe.top_k / moe.experts
+    named = {cast(ExpertKind, "mxfp4" if kind == EXPERTS_KIND else kind) for kind in kinds}
+    return max((scratch_bytes(kind, sizes, mean, gated=spec.gated) for kind in named), default=0)
 
 
 class Mixture:
