@@ -323,7 +323,8 @@ def _json_entry(line: str) -> Mapping[str, Any]:
 def _missing_claims(pod: Object) -> list[str]:
     """What a pod claims and does not have, so that the scheduler does not look at it, and says nothing of it."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
-    if spec.get("nodeName") or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ()):
+    looked_at = any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
+    if looked_at or spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
         return []
     made = {each["name"] for each in status.get("resourceClaimStatuses") or () if each.get("resourceClaimName")}
     asked = [each for each in spec.get("resourceClaims") or () if each["name"] not in made]

@@ -63,6 +63,7 @@ def run_groups(node: Node, eventually: Callable[..., Any]) -> Callable[..., Awai
 
 
 async def test_a_group_is_made_serves_is_made_anew_and_goes(
+    request: pytest.FixtureRequest,
     grouped: asyncio.Lock,
     create: Any,
     look: Any,
@@ -102,7 +103,10 @@ async def test_a_group_is_made_serves_is_made_anew_and_goes(
     async with grouped:
         node.patch(worker, {"containerStatuses": [crashed], "conditions": [{"type": "Ready", "status": "False"}]})
         again = await look("GroupRestarting")
-    assert f"pod {SET}-0-1, container engine, ended with exit code 139" in condition(again, "Ready")["message"]
+    said = condition(again, "Ready")["message"]
+    # The publisher's controller may have deleted the pod before anybody looked at it.
+    quicker = request.node.callspec.params["grouped"] != "stand-in" and "starts anew as a whole" in said
+    assert quicker or f"pod {SET}-0-1, container engine, ended with exit code 139" in said
 
     async def anew() -> bool:
         uids = {pod["metadata"]["uid"] for pod in [*await node.pods("engine"), *await node.pods("worker")]}
