@@ -42,6 +42,18 @@ class Node:
         patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
         self.kubectl("patch", "pod", pod["metadata"]["name"], *patch, check=check)
 
+    def hold(self, pod: Object) -> None:
+        """However soon it is deleted, it stays to be seen until `release`."""
+        self._finalize(pod, ["test.example/hold"])
+
+    def release(self, pod: Object) -> None:
+        """Undo `hold`."""
+        self._finalize(pod, None)
+
+    def _finalize(self, pod: Object, finalizers: list[str] | None) -> None:
+        patch = json.dumps({"metadata": {"finalizers": finalizers}})
+        self.kubectl("patch", "pod", pod["metadata"]["name"], "--type=merge", "-p", patch)
+
     def bind(self, pod: Object, node: str) -> None:
         """What the scheduler does."""
         head = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod["metadata"]["name"]}}
