@@ -164,9 +164,9 @@ def run(command: list[str], text: str | None = None) -> str:
     return done.stdout
 
 
-def succeeds(command: list[str], text: str = "") -> bool:
-    """Whether a command, told `text`, ends with status 0."""
-    return subprocess.run(command, input=text.encode(), capture_output=True).returncode == 0
+def succeeds(command: list[str]) -> bool:
+    """Whether a command ends with status 0."""
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def fetches(url: str) -> bool:

@@ -5,31 +5,13 @@ The scheduler counts them like real ones: that is all a rollout depends on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.scenarios import golden, stoker
+from e2e.scenarios.gpus.conftest import GPU, give
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming
-
-GPU = "nvidia.com/gpu"
-
-
-def give(kube: Kube, gpus: int | None) -> None:
-    """Let the node have so many GPUs; None = it knows of none."""
-    node = kube.items("nodes")[0]["metadata"]["name"]
-    for field in ("capacity", "allocatable"):
-        told = None if gpus is None else str(gpus)
-        kube.merge("node", node, {"status": {field: {GPU: told}}}, "--subresource=status")
-
-
-@pytest.fixture
-def gpus(kube: Kube) -> Iterator[int]:
-    """The node has two GPUs for the length of a test."""
-    give(kube, 2)
-    yield 2
-    give(kube, None)
 
 
 def held(kube: Kube) -> int:

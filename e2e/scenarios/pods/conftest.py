@@ -10,6 +10,7 @@ import pytest
 from e2e.cluster.backend import Given
 from e2e.cluster.devices import Driver
 from e2e.cluster.kueue import CRD, Publisher
+from e2e.scenarios.gpus.conftest import gpus as gpus
 from e2e.scenarios.groups.conftest import install_groups as install_groups
 from e2e.scenarios.kube import Kube, eventually
 
@@ -17,11 +18,11 @@ _API = "kueue.x-k8s.io/v1beta2"
 
 
 @pytest.fixture
-def give_devices(kube: Kube, place: Kube, given: Given) -> Iterator[Callable[[int], None]]:
+def give_devices(place: Kube, given: Given) -> Iterator[Callable[[int], None]]:
     """Brings a driver with so many devices to the node when it is called, for one test."""
     if given.node is None:
         pytest.skip("needs a node on this machine to bring a driver of devices to")
-    driver = Driver(given.node, kube.kubeconfig)
+    driver = Driver(given.node)
     try:
         yield driver.start
         # The kubelet asks the driver before a pod may go.
@@ -64,7 +65,7 @@ def queue(kube: Kube, place: Kube, given: Given) -> Iterator[Queue]:
     """Kueue in the cluster for one test, and a queue of it in the test's namespace."""
     if given.node is None or kube.find(*CRD) is not None:
         pytest.skip("needs a node on this machine, without Kueue, to bring it to")
-    publisher, made = Publisher(given.node, kube.kubeconfig), Queue(place)
+    publisher, made = Publisher(given.node), Queue(place)
     try:
         publisher.install()
         yield made

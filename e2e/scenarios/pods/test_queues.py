@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from e2e.scenarios import stoker
-from e2e.scenarios.gpus.test_gpus import give
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.pods.conftest import Queue
 from e2e.scenarios.streams import streaming
 
 QUIET_SECONDS = 15.0
 GROUPED = "leaderworkerset.sigs.k8s.io/name"
-
-
-@pytest.fixture
-def gpus(kube: Kube) -> Iterator[None]:
-    """The node has two GPUs for the length of a test."""
-    give(kube, 2)
-    yield
-    give(kube, None)
 
 
 def held_back(kube: Kube) -> list[str]:
@@ -43,7 +33,7 @@ def refusal(kube: Kube) -> str:
     return said[0] if said else ""
 
 
-def test_a_queue_admits_pods_as_its_quota_allows(place: Kube, hub: stoker.Hub, gpus: None, queue: Queue) -> None:
+def test_a_queue_admits_pods_as_its_quota_allows(place: Kube, hub: stoker.Hub, gpus: int, queue: Queue) -> None:
     queue.make(1)
     place.apply(stoker.service("model", replicas=2, resources={"gpus": 1}, placement={"queueName": queue.name}))
     said = stoker.wait_reason(place, "model", "Unschedulable")["message"]
@@ -80,7 +70,7 @@ def test_a_queue_admits_pods_as_its_quota_allows(place: Kube, hub: stoker.Hub, g
 
 
 def test_a_queue_admits_a_group_as_a_whole(
-    place: Kube, hub: stoker.Hub, gpus: None, install_groups: Callable[[], None], queue: Queue
+    place: Kube, hub: stoker.Hub, gpus: int, install_groups: Callable[[], None], queue: Queue
 ) -> None:
     install_groups()
     queue.make(1)

@@ -57,11 +57,11 @@ def many(x: Tensor, routes: Routes, weights: ExpertWeights) -> bool:
     return tokens >= MANY_TOKENS[weights.kind] and sm90_grouped.tiles_of(weights, tokens) >= sm_count(x.device)
 
 
-def scratch_bytes(weights: ExpertKind, sizes: tuple[int, int, int], tokens: float, *, gated: bool) -> int:
+def scratch_bytes(kind: ExpertKind, sizes: tuple[int, int, int], tokens: float, *, gated: bool) -> int:
     """What `experts` takes on sm_90 beside activations, for experts of `sizes` (how many, F, H) that get so many tokens
     each in the mean: those in four bits become bf16.
     """
-    if weights not in sm90_packed.KINDS or tokens < MANY_TOKENS[weights]:
+    if kind not in sm90_packed.KINDS or tokens < MANY_TOKENS[kind]:
         return 0
     return sm90_unpacked.scratch_bytes(*sizes, gated=gated)
 

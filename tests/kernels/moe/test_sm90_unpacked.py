@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,12 +74,10 @@ def test_every_number_is_the_layout_s(
         for first, found in sm90_unpacked.unpacked(weights, gated=of_gate):
             assert len(found) <= at_once
             for at, matrix in enumerate(found):
-                exact = reference.matrices(weights, first + at, torch.float32)[0 if of_gate else 1]
                 # Of integers each step is rounded, of NVFP4 the product with the factor, MXFP4 is exact.
-                expected = exact if kind == "mxfp4" else exact.bfloat16().float()
-                if kind == "int4":
-                    expected = reference.matrices(weights, first + at, torch.bfloat16)[0 if of_gate else 1].float()
-                assert torch.equal(matrix.float(), expected)
+                steps = torch.bfloat16 if kind == "int4" else torch.float32
+                exact = reference.matrices(weights, first + at, steps)[0 if of_gate else 1].float()
+                assert torch.equal(matrix.float(), exact if kind == "mxfp4" else exact.bfloat16().float())
                 seen.append(first + at)
         assert seen == list(range(experts))
     assert not any(launches)
@@ -90,7 +87,7 @@ def test_what_is_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "missing_cubin", lambda *_: None)
     weights = experts_of("int4", 2, 96, 192, 96, gated=True)
     assert "groups of 96" in str(sm90_unpacked.refusal(weights))
-    assert sm90_unpacked.refusal(replace(experts_of("int4", 2, 96, 192, 64, gated=True))) is None
+    assert sm90_unpacked.refusal(experts_of("int4", 2, 96, 192, 64, gated=True)) is None
     assert "32" in str(sm90_unpacked.refusal(experts_of("nvfp4", 2, 48, 96, 0, gated=True)))
 
 
