@@ -57,8 +57,9 @@ class EngineConfig(NodeSettings):
     `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `page_size`, `num_gpu_blocks`: 0 = decided at start.
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is. `num_cpu_blocks`
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
-    prefixes; 0: none. Of models whose layers keep states, those of `num_state_snapshots` prefixes are kept; 0: by
-    `max_num_seqs`. `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
+    prefixes; 0: none. As many layers' experts as `cpu_offload_experts` GiB hold rest in host memory.
+    Of models whose layers keep states, those of `num_state_snapshots` prefixes are kept; 0: by `max_num_seqs`.
+    `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
     `quantize_head` is what the output head becomes at load, tied or not, and `quantize_embedding` what the embedding
     does, a head tied to it as well. `isq` is `quantization` at load with no more than a few matrices in 16 bits on the
     device at any time.
@@ -66,10 +67,11 @@ class EngineConfig(NodeSettings):
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
-    a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
-    which each rank holds its heads of its layers. With `enable_expert_parallel` the ranks of a stage share a mixture's
-    experts whole, and not each of them. `disable_custom_all_reduce` leaves all sums over GPUs to NCCL. A server runs
-    `data_parallel_size` engines beside each other, each on ranks of its own; this one is `data_parallel_rank`.
+    a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`, `cpu_offload_experts`) counts for each rank,
+    and so do pages, of which each rank holds its heads of its layers. With `enable_expert_parallel` the ranks of a
+    stage share a mixture's experts whole, and not each of them. `disable_custom_all_reduce` leaves all sums over GPUs
+    to NCCL. A server runs `data_parallel_size` engines beside each other, each on ranks of its own; this one is
+    `data_parallel_rank`.
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`), at first `lora_modules`. `lora_embeddings` makes room for the ends of the model.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
@@ -99,6 +101,7 @@ class EngineConfig(NodeSettings):
     num_gpu_blocks: int = 0
     num_cpu_blocks: int = 0
     swap_space: float = 0.0
+    cpu_offload_experts: float = 0.0
     gpu_memory_utilization: float = 0.9
     gpu_memory_reserve_gb: float = 0.0
     cpu_kv_gb: float = 1.0
@@ -166,7 +169,8 @@ class EngineConfig(NodeSettings):
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
         sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_state_snapshots", "num_gpu_blocks",
-                 "num_cpu_blocks", "swap_space", "cpu_threads", "gpu_memory_reserve_gb")  # fmt: skip
+                 "num_cpu_blocks", "swap_space", "cpu_offload_experts", "cpu_threads",
+                 "gpu_memory_reserve_gb")  # fmt: skip
         counts = ("max_queued", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         for name, least in (*((name, 0) for name in sizes), *((name, 1) for name in counts)):
             if getattr(self, name) < least:

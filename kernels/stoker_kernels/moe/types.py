@@ -109,7 +109,8 @@ class ExpertWeights:
     F, H, 2], a group `group` columns, or 0: the whole row, as `layouts/int4.py` says. int8: the same scales of codes
     uint8 [E, 2F, H] and [E, H, F], as `layouts/int8.py` says. Biases: [E, 2F] and [E, H] or None. Experts without a
     gate have F rows in place of 2F throughout.
-    int8_channel: int8 with the scales of fp8_channel. Raises ValueError where they do not fit together.
+    int8_channel: int8 with the scales of fp8_channel. `hosted`: matrices and scales lie in host memory, and the
+    device reads them over its link. Raises ValueError where they do not fit together.
     """
 
     gate_up: Tensor
@@ -122,6 +123,7 @@ class ExpertWeights:
     group: int = 0
     gate_up_factor: Tensor | None = None
     down_factor: Tensor | None = None
+    hosted: bool = False
 
     def __post_init__(self) -> None:
         experts, hidden, ffn = self.experts, self.hidden, self.ffn

@@ -1,6 +1,7 @@
-"""What an engine's pod takes of its node's memory when it keeps KV pages there (`--swap-space`, `--num-cpu-blocks`).
+"""What an engine's pod takes of its node's memory when it keeps KV pages there (`--swap-space`, `--num-cpu-blocks`), or
+experts (`--cpu-offload-experts`).
 
-The pages are pinned as soon as the engine starts: a memory limit without room for them gets the pod killed, and a node
+Both are pinned as soon as the engine starts: a memory limit without room for them gets the pod killed, and a node
 without room for them gets others killed. So a spec without `resources.memory` requests the sum, and one with it is
 checked against the sum (fit.py).
 
@@ -14,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from stoker_operator.manifests.adapters import adapter_room
-from stoker_operator.manifests.weight_memory import host_weights
+from stoker_operator.manifests.weight_memory import host_weights, hosted_experts
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB, quantity
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -33,8 +34,8 @@ _ADAPTER_BYTES, _CPU_ADAPTER_BYTES = 2, 4
 @dataclass(frozen=True, slots=True)
 class HostMemory:
     """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them, of which `doubt`
-    may not be needed; `adapters`: the host's copies of them; `limit`: resources.memory, 0 = unset. `unknown`: why
-    `weights` are those of the files, whatever they become.
+    may not be needed; `adapters`: the host's copies of them; `experts`: those that a GPU reads there; `limit`:
+    resources.memory, 0 = unset. `unknown`: why `weights` are those of the files, whatever they become.
     """
 
     engine: float
@@ -45,11 +46,12 @@ class HostMemory:
     adapters: float = 0.0
     doubt: float = 0.0
     unknown: str = ""
+    experts: float = 0.0
 
     @property
     def required(self) -> float:
         """All of it together."""
-        return self.engine + self.shm + self.weights + self.pool + self.adapters
+        return self.engine + self.shm + self.weights + self.pool + self.adapters + self.experts
 
     @property
     def least(self) -> float:
@@ -65,15 +67,19 @@ class HostMemory:
     def sums(self) -> str:
         """The addition, for a message."""
         weights = f" + weights {self.weights:.1f}" if self.weights else ""
-        parts = f"engine {self.engine:.1f} + /dev/shm {self.shm:.1f}{weights} + KV pages in host memory {self.pool:.1f}"
+        parts = f"engine {self.engine:.1f} + /dev/shm {self.shm:.1f}{weights}"
+        parts += f" + KV pages in host memory {self.pool:.1f}" if self.pool else ""
+        parts += f" + experts in host memory {self.experts:.1f}" if self.experts else ""
         parts += f" + adapters {self.adapters:.1f}" if self.adapters else ""
         return f"{parts}: {self.required:.1f} GiB"
 
 
 def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | None:
-    """What a pod needs; None when it keeps no KV pages in host memory, or how large they are is not known."""
-    pool = _pool_bytes(service, model)
-    if not pool:
+    """What a pod needs; None when it keeps neither KV pages nor experts in host memory, or how large pages are is not
+    known.
+    """
+    pool, experts = _pool_bytes(service, model), hosted_experts(service, model) * service.pod_ranks
+    if not pool and not experts:
         return None
     limit, engines = service.resources.memory, service.parallelism.data
     here = 0.0 if service.resources.on_gpu else engines / service.resources.nodes / GIB
@@ -89,6 +95,7 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
         limit=float(quantity(limit)) / GIB if limit else 0.0,
         adapters=_adapter_bytes(service, model) / GIB,
         unknown="" if service.resources.on_gpu else weights.unknown,
+        experts=experts / GIB,
     )
 
 

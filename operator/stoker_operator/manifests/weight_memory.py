@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_operator.spec.engine_flags import given
+from stoker_operator.spec.engine_flags import given, number
 from stoker_operator.spec.model import IN_SITU, METHODS
+from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_operator.spec.weights import KindBytes, WeightReport
 
@@ -28,12 +29,33 @@ class WeightMemory:
 
 
 def gpu_weights(service: InferenceService, model: FetchedModel) -> WeightMemory:
-    """Of the fullest of the GPUs of an engine."""
+    """Of the fullest of the GPUs of an engine. Of experts in host memory it is the place where a layer is copied to."""
     found = _reported(service, model)
     if isinstance(found, str):
         return WeightMemory(unknown=found)
     size = _of_fullest(service, *found)
+    layer, most = _expert_layers(service, *found)
+    if layer:
+        # Another stage may have a layer of them more.
+        size -= max(min(_asked_on_host(service) // layer, most // service.parallelism.pipeline) - 1, 0.0) * layer
     return WeightMemory(size, size)
+
+
+def hosted_experts(service: InferenceService, model: FetchedModel) -> float:
+    """Bytes of host memory that a GPU's experts take at most: whole layers of them, where it is known how large."""
+    asked, found = _asked_on_host(service), _reported(service, model)
+    layer, most = (0.0, 0) if isinstance(found, str) else _expert_layers(service, *found)
+    return min(asked // layer, -(-most // service.parallelism.pipeline)) * layer if layer else asked
+
+
+def _expert_layers(service: InferenceService, report: WeightReport, kind: KindBytes) -> tuple[float, int]:
+    """Bytes of a layer's experts on one GPU, 0 where they are not known, and how many layers have any."""
+    layers = report.expert_layers
+    return (kind.experts / layers / service.parallelism.tensor if layers else 0.0), layers
+
+
+def _asked_on_host(service: InferenceService) -> float:
+    return number(given(service).get("cpu-offload-experts", "")) * GIB if service.resources.on_gpu else 0.0
 
 
 def host_weights(service: InferenceService, model: FetchedModel) -> WeightMemory:

@@ -52,7 +52,7 @@ class Fit:
 
     `usable`: the share of the GPU that the engine may take, of a pod's part where `gpu_pods` share it.
     `certain`: the verdict rests on the spec alone, so a pod that does not fit need not be tried. `host`: what a pod
-    takes of its node's memory, if it keeps KV pages there.
+    takes of its node's memory, if it keeps KV pages or experts there.
     """
 
     verdict: str
@@ -93,7 +93,8 @@ def remembered_gpu(service: InferenceService) -> Gpu | None:
 
 def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None = None) -> Fit | None:
     """The verdict for the smallest GPU that the spec names, else for the `largest` of the cluster; and for the pod's
-    memory where KV pages take of it. None when the spec asks for no check, or there is nothing to check against.
+    memory where KV pages or experts take of it. None when the spec asks for no check, or there is nothing to check it
+    against.
     """
     if service.resources.fit_check == "Off":
         return None
@@ -115,9 +116,10 @@ def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None =
 
 def _host_advice(host: HostMemory) -> str:
     least = math.ceil(host.required)
+    flags = ["--swap-space or --num-cpu-blocks"] if host.pool else []
+    flags += ["--cpu-offload-experts"] if host.experts else []
     return (
-        f"Set resources.memory to {least}Gi or leave it out, lower --swap-space or --num-cpu-blocks, or set "
-        "resources.fitCheck: Off"
+        f"Set resources.memory to {least}Gi or leave it out, lower {' or '.join(flags)}, or set resources.fitCheck: Off"
     )
 
 

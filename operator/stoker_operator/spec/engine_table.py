@@ -23,6 +23,7 @@ SETTINGS: frozenset[str] = frozenset({
     "chat-template",
     "config",
     "cpu-kv-gb",
+    "cpu-offload-experts",
     "cpu-threads",
     "data-parallel-size",
     "device",

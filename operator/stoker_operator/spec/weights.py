@@ -16,13 +16,14 @@ class KindBytes:
     """Bytes of the weights as a kind of quantization has them. A `head` of 0 is the embedding's own memory.
 
     `ranks`: all but embedding and head, with the fullest of 1, 2, 4, … ranks of tensor parallelism. `host`: all of it
-    on a CPU.
+    on a CPU. `experts`: what of the first of `ranks` is matrices of experts.
     """
 
     embedding: int
     head: int
     ranks: tuple[int, ...]
     host: int
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class WeightReport:
     `stages`: bytes of the layers of the fullest of 1, 2, 3, … stages of a pipeline, as the checkpoint has them;
     `fp8_head`: of the head with --quantize-head fp8; `q8_embedding`: of the embedding with --quantize-embedding q8_0, 0
     where the engine refuses that, or nothing was reported of it. `method`: how the checkpoint is quantized, "" where it
-    is not; `pools`: the model embeds or scores, and has no head.
+    is not; `pools`: the model embeds or scores, and has no head; `expert_layers`: how many layers have experts.
     """
 
     stages: tuple[int, ...]
@@ -41,6 +42,7 @@ class WeightReport:
     method: str = ""
     pools: bool = False
     q8_embedding: int = 0
+    expert_layers: int = 0
 
 
 def read_weights(raw: Any) -> WeightReport | None:
@@ -48,8 +50,8 @@ def read_weights(raw: Any) -> WeightReport | None:
     try:
         kinds = {str(name): _kind(each) for name, each in raw["kinds"].items()}
         method, pools = str(raw["method"]), bool(raw["pools"])
-        embedding = _size(raw.get("q8Embedding", 0))
-        return WeightReport(_sizes(raw["stages"]), _size(raw["fp8Head"]), kinds, method, pools, embedding)
+        more = (_size(raw.get(name, 0)) for name in ("q8Embedding", "expertLayers"))
+        return WeightReport(_sizes(raw["stages"]), _size(raw["fp8Head"]), kinds, method, pools, *more)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -58,7 +60,8 @@ def weights_status(report: WeightReport) -> dict[str, Any]:
     """As it was read."""
     kinds = {name: {**asdict(kind), "ranks": list(kind.ranks)} for name, kind in report.kinds.items()}
     told = {"method": report.method, "pools": report.pools, "fp8Head": report.fp8_head}
-    return {**told, "q8Embedding": report.q8_embedding, "stages": list(report.stages), "kinds": kinds}
+    told |= {"q8Embedding": report.q8_embedding, "expertLayers": report.expert_layers}
+    return {**told, "stages": list(report.stages), "kinds": kinds}
 
 
 def told_weights(size: int, kinds: Iterable[str], method: str = "") -> WeightReport:
@@ -67,7 +70,8 @@ def told_weights(size: int, kinds: Iterable[str], method: str = "") -> WeightRep
 
 
 def _kind(raw: Mapping[str, Any]) -> KindBytes:
-    return KindBytes(_size(raw["embedding"]), _size(raw["head"]), _sizes(raw["ranks"]), _size(raw["host"]))
+    embedding, head, host = (_size(raw[name]) for name in ("embedding", "head", "host"))
+    return KindBytes(embedding, head, _sizes(raw["ranks"]), host, _size(raw.get("experts", 0)))
 
 
 def _size(raw: Any) -> int:

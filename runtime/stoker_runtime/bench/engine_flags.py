@@ -53,6 +53,7 @@ def parser(prog: str = "stoker bench engine", description: str = DESCRIPTION) ->
     flags.add_argument("--max-model-len", type=int, default=0)
     flags.add_argument("--block-size", type=int, default=0)
     flags.add_argument("--gpu-memory-utilization", type=float, default=0.85, help="leave room for the reference")
+    flags.add_argument("--cpu-offload-experts", type=float, default=0.0, metavar="GIB", help="experts in host memory")
     flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
     flags.add_argument("--speculative-config", default="", metavar="JSON", help="verify drafts, as stoker serve does")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
@@ -109,6 +110,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_model_len=args.max_model_len,
         page_size=args.block_size,
         gpu_memory_utilization=args.gpu_memory_utilization,
+        cpu_offload_experts=args.cpu_offload_experts,
         enforce_eager=args.enforce_eager,
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,

@@ -40,8 +40,8 @@ def begin(config: EngineConfig) -> UploadAhead | None:
     if config.device == "cpu":
         return None
     # Of several ranks, or engines, each reads what it needs of the files, to its own device.
-    # In-situ quantization never has the files' 16 bits on the device.
-    if config.all_ranks > 1 or config.isq != "none":
+    # In-situ quantization never has the files' 16 bits on the device, nor experts in host memory all of the files.
+    if config.all_ranks > 1 or config.isq != "none" or config.cpu_offload_experts:
         begin_context(config.gpu_of(LEADER))
         return None
     ahead = UploadAhead(uploadable(config.model), lambda *memory: upload_room(config, *memory))

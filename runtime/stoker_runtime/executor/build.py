@@ -50,6 +50,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.hosted_experts import device_bytes, hosted_bytes, with_hosted
 from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.models.quantized_head import head_and_table, with_head
 from stoker_runtime.models.spec import ModelSpec
@@ -148,6 +149,11 @@ def _build(
         spec = blocks.spec
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
         blocks.announce(config.dtype)
+        spec = with_hosted(config, spec, free_host_memory)
+        hosted = hosted_bytes(spec, config.dtype, config.quantization)
+        if spec.moe is not None and hosted:
+            layers = len(spec.moe.hosted)
+            log.info("experts in host memory: %.2f GiB, of %d of %d layers", hosted / GIB, layers, spec.num_layers)
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
@@ -160,12 +166,12 @@ def _build(
         refuse_variant(draft.config, draft.spec, device)
         refuse_kind(draft.config, draft.spec, device)
     beside = draft.beside if draft else NOTHING_BESIDE
-    weights_bytes = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
+    weights_bytes = device_bytes(spec, config.dtype, config.quantization) + (draft.weights if draft else 0)
     if not config.batch_invariant:
         supply_tiles(device, gemm_weights(spec, config.dtype, config.quantization), tune=config.tune)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.local_ranks)
-    host = plan_host(config, spec, free_host_memory, beside)
+    host = plan_host(config, spec, lambda: free_host_memory() - hosted, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
     plan = plan_memory(config, spec, memory, weights_bytes, state, beside)
     dtype = TORCH_DTYPES[config.dtype]

@@ -352,8 +352,7 @@ def plan_memory(
 
     Both are of all models; what a draft model's pages and passes take is in `beside`.
 
-    Raises:
-        ConfigError: not even one sequence of max_model_len fits; the message says what would.
+    Raises ConfigError where not even one sequence of max_model_len fits; the message says what would.
     """
     page = page_bytes(config, spec, beside)
     workspace = max(workspace_bytes(config, spec), beside.workspace)
@@ -388,7 +387,8 @@ def plan_memory(
         lower = f"--max-num-seqs (the states of {config.max_num_seqs} take {held:.1f} MiB each) or " if held else ""
         raise ConfigError(
             f"No memory is left for the KV cache: {taken} in {memory.total / GIB:.2f} GiB at --gpu-memory-utilization "
-            f"{config.gpu_memory_utilization}; raise it, lower {lower}--max-num-batched-tokens, or quantize the model.",
+            f"{config.gpu_memory_utilization}; raise it, lower {lower}--max-num-batched-tokens, "
+            f"{'keep experts in host memory (--cpu-offload-experts), ' if spec.moe else ''}or quantize the model.",
             param="gpu_memory_utilization",
         )
     if wanted < pages_for_one and not config.num_gpu_blocks:

@@ -15,11 +15,9 @@ Knows nothing of requests, and of what was cached in pages: that is forgotten by
 from __future__ import annotations
 
 import logging
-import mmap
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
@@ -37,7 +35,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.process.heap import blank, return_free_memory
 from stoker_runtime.request import KV_CACHE, WAKE_TAGS, WEIGHTS
-from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
+from stoker_runtime.weights.copy_lanes import locked_pages, unlock_pages
 
 log = logging.getLogger(__name__)
 
@@ -317,30 +315,23 @@ class DeviceSleep:
 def locked(nbytes: int) -> Tensor:
     """Bytes of the host that the device's copy engines reach. Raises UnavailableError where they cannot be had."""
     try:
-        memory = mmap.mmap(-1, nbytes)
+        return locked_pages(nbytes)
     except OSError as error:
         raise UnavailableError(f"{nbytes / GIB:.2f} GiB of host memory: {error}.", code="no_memory") from error
-    with suppress(OSError):
-        # A hint that some kernels do not take: with larger pages there are fewer of them to lock.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    host = torch.frombuffer(memory, dtype=torch.uint8)
-    try:
-        lock_pages(host)
     except torch.cuda.CudaError as error:
         raise UnavailableError(
             f"{nbytes / GIB:.2f} GiB of host memory for weights cannot be locked ({error}); sleep at level 2, or raise "
             "the limit of locked memory (ulimit -l).",
             code="no_memory",
         ) from error
-    return host
 
 
 def blocks_of(weights: DecoderWeights) -> list[Block]:
-    """The memory of all tensors, each once."""
+    """The memory of all tensors, each once, but for experts that rest in host memory: these stay."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(weights):
         storage = tensor.untyped_storage()
-        if storage.nbytes():
+        if storage.nbytes() and (storage.resizable() or storage.device.type == "cpu"):
             found.setdefault(storage.data_ptr(), storage)
     return [Block(storage) for storage in found.values()]
 

@@ -105,7 +105,8 @@ class Decoder:
         first: dict[tuple[object, ...], int] = {}
         for index, layer in enumerate(self.weights.layers):
             kinds = (linear_form(linear) for linear in layer.linears)
-            experts = layer.mixture and (layer.mixture.experts.kind, layer.mixture.experts.group)
+            stacked = layer.mixture and layer.mixture.experts
+            experts = stacked and (stacked.kind, stacked.group, stacked.hosted)
             parts = (experts, layer.state is None, layer.qkv is None, layer.feeds)
             seen = (self.spec.windows[index], self._patterns[index])
             kind = (*seen, self.spec.rope_of(index).dim, *parts, *kinds)

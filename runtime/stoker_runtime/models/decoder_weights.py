@@ -26,13 +26,17 @@ def linear_form(weight: AnyWeight) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """A mixture of experts: the router `[E, H]`, its biases `[E]`, and the gate `[1, H]` of the shared expert."""
+    """A mixture of experts: the router `[E, H]`, its biases `[E]`, and the gate `[1, H]` of the shared expert.
+
+    `staged`: where on the device those of `experts` that rest in host memory are copied to; None: they do not.
+    """
 
     router: LinearWeight
     experts: ExpertWeights
     router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
     shared_gate: LinearWeight | None = None
+    staged: ExpertWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ class MoeSpec:
     Experts have a gate where the model's feed-forwards have one (`ModelSpec.gated`), else relu². limit: 0 is SwiGLU
     with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits, and so do kernels,
     unless `quantization` is none.
-    held: of a rank among several that has whole experts, those; None: all.
+    held: of a rank among several that has whole experts, those; None: all. hosted: the layers whose experts rest in
+    host memory.
     """
 
     layers: frozenset[int]
@@ -44,6 +45,7 @@ class MoeSpec:
     limit: float = 0.0
     packing: str = ""
     held: range | None = None
+    hosted: frozenset[int] = frozenset()
 
     @property
     def here(self) -> range:
@@ -57,4 +59,7 @@ class MoeSpec:
 
     def of_layers(self, layers: Sequence[int]) -> MoeSpec:
         """The same for a model of these layers alone, in this order."""
-        return replace(self, layers=frozenset(place for place, layer in enumerate(layers) if layer in self.layers))
+        kept, hosted = (
+            frozenset(place for place, layer in enumerate(layers) if layer in of) for of in (self.layers, self.hosted)
+        )
+        return replace(self, layers=kept, hosted=hosted)

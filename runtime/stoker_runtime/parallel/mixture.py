@@ -24,7 +24,7 @@ from stoker_runtime.weights.routing import MXFP4_BLOCK
 CUT_FIELDS = {"ffn", "shared_ffn", "held"}
 SAME_FIELDS = {
     "layers", "experts", "top_k", "scoring", "renormalize", "scale", "groups", "top_groups", "group_top2", "jitter",
-    "correction_bias", "router_bias", "expert_bias", "shared_gate", "limit", "packing",
+    "correction_bias", "router_bias", "expert_bias", "shared_gate", "limit", "packing", "hosted",
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ ONE_VALUE = {
     "response-role": (("assistant",), "answers are the assistant's"),
     "max-logprobs": (("20",), "it is what a step has room for"),
     "logprobs-mode": (("raw_logprobs",), "log-probabilities are those of the model, before sampling's parameters"),
-    "cpu-offload-gb": (("0",), "weights stay on the device"),
+    "cpu-offload-gb": (("0",), "weights stay on the device; --cpu-offload-experts moves a mixture's experts"),
     "scheduler-delay-factor": (("0",), "a prompt starts as soon as it fits"),
     "decode-context-parallel-size": (("1",), "a sequence's KV lies whole with each rank of a stage"),
     "prefill-context-parallel-size": (("1",), "a sequence's KV lies whole with each rank of a stage"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 _CODE = "no code is loaded into the server"
 _DRAFTS = "it is a key of --speculative-config"
 _MEDIA = "models are served as models of text"
-_OFFLOAD = "weights stay on the device; --isq makes them smaller"
+_OFFLOAD = "weights stay on the device; --cpu-offload-experts moves a mixture's experts, --isq makes all smaller"
 _ENGINES = "the engines of --data-parallel-size are one server's; start a server for each engine to have them apart"
 _EXPERTS = "experts stay where they were loaded; --enable-expert-parallel shares them whole"
 _STATES = "states have one type and size; --num-state-snapshots says of how many prefixes they are kept"

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from stoker_runtime.errors import StokerError
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, located
 from stoker_runtime.settings.parse import parse
+from stoker_runtime.terminal.mixture_lines import mixture_lines
+from stoker_runtime.terminal.words import Line, gib
 from stoker_runtime.version import VERSION
 
 if TYPE_CHECKING:
@@ -31,13 +33,11 @@ if TYPE_CHECKING:
     from stoker_runtime.parallel.place import Place
     from stoker_runtime.weights.block_plan import BlockPlan
 
-GIB = 1024**3
 USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
 
 Show versions, the device, the kernel chosen for each op, and for MODEL how its weights and KV cache fit the device.
 Of a model of the hub the files that describe it are fetched, no weights.
 """
-Line = tuple[str, str]
 
 
 def main(argv: list[str]) -> int:
@@ -128,11 +128,13 @@ def device_lines(device: torch.device) -> list[Line]:
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, gpu_bf16, multiplies_bf16, refuse_head
+    from stoker_runtime.executor.host_memory import free_host_memory
     from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
     from stoker_runtime.executor.resolve import asked_quantization, plan_memory, refuse_at_load, resolve
     from stoker_runtime.executor.state import refuse_beside_states, state_bytes
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
+    from stoker_runtime.models.hosted_experts import device_bytes, with_hosted
     from stoker_runtime.models.pooling import read_pooling
     from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
@@ -168,6 +170,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     parts = [plan.spec for plan in plans]
     memory = device_memory(device)
     config = resolve(config, parts[0], device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
+    parts = [with_hosted(config, part, free_host_memory) for part in parts]
     if config.ranks == 1:
         (spec,) = parts
     refuse_variant(config, spec, device)
@@ -177,7 +180,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     blocks = block_lines(plans[0], config.dtype)
     if config.ranks == 1:
         return [*beside, *model_lines(spec, config, memory), *blocks], config.dtype
-    size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
+    size = [device_bytes(part, config.dtype, config.quantization) for part in parts]
     # Every rank has as many pages as the one with the least room, which says what fits.
     room = [
         plan_memory(config, part, memory, weights, state_bytes(config, part)).pages
@@ -252,11 +255,12 @@ def model_lines(
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
     from stoker_runtime.executor.windows.layout import kv_layout
+    from stoker_runtime.models.hosted_experts import device_bytes
     from stoker_runtime.models.mixed_words import mixture
 
     draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE
-    weights = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
+    weights = device_bytes(spec, config.dtype, config.quantization) + (draft.weights if draft else 0)
     host = plan_host(config, spec, free_host_memory, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
     plan = plan_memory(config, spec, device, weights, state, beside)
@@ -339,22 +343,6 @@ def state_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
     ]
 
 
-def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
-    """Of a mixture of experts how many there are, and what of the weights a token reads."""
-    moe = spec.moe
-    if moe is None:
-        return []
-    shared = ", and a shared one" if moe.shared_ffn else ""
-    read = spec.active_bytes(config.dtype, config.quantization)
-    total, active = spec.parameter_bytes("bfloat16") / 2e9, spec.active_bytes("bfloat16") / 2e9
-    here = "" if moe.held is None else f"; {len(moe.held)} of them on this rank"
-    where = "" if len(moe.layers) == spec.num_layers else f" in {len(moe.layers)} of {spec.num_layers} layers"
-    return [
-        ("experts", f"{moe.top_k} of {moe.experts} for each token{shared}{where}{here}"),
-        ("parameters", f"{total:.1f} billion, of which a token reads {active:.1f} billion ({gib(read)})"),
-    ]
-
-
 def describe_adapters(config: EngineConfig, spec: ModelSpec) -> str:
     """What adapters take of the device, which is part of the workspace, and of the host."""
     from stoker_runtime.adapters.memory import adapter_bytes, slot_bytes
@@ -392,8 +380,3 @@ def _choices(device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
             yield op, dispatch.require(device, dtype, (op,))[op]
         except dispatch.KernelUnavailable as error:
             yield op, f"none: {'; '.join(f'{name}: {reason}' for name, reason in error.reasons.items())}"
-
-
-def gib(size: int) -> str:
-    """Bytes as GiB."""
-    return f"{size / GIB:.2f} GiB"

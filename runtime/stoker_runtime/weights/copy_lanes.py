@@ -10,11 +10,11 @@ Knows nothing of parameters, layers or block formats.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from mmap import mmap
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -45,6 +45,17 @@ def lock_pages(memory: Tensor) -> None:
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 
+def locked_pages(count: int) -> Tensor:
+    """So many new bytes of host memory that `lock_pages` locked. Raises OSError, torch.cuda.CudaError."""
+    memory = mmap.mmap(-1, count)
+    with suppress(OSError):
+        # A hint that some kernels do not take: with larger pages there are fewer of them to lock.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    host = torch.frombuffer(memory, dtype=torch.uint8)
+    lock_pages(host)
+    return host
+
+
 def unlock_pages(memory: Tensor) -> None:
     """The end of `lock_pages`: before its memory goes, and after the copies. Raises torch.cuda.CudaError."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
@@ -57,7 +68,7 @@ class Lane:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         count = 1 if self.stream is None else 2
         # Pages of their own: pinning two buffers that share a page fails.
-        self._buffers = [torch.frombuffer(mmap(-1, CHUNK_BYTES), dtype=torch.uint8) for _ in range(count)]
+        self._buffers = [torch.frombuffer(mmap.mmap(-1, CHUNK_BYTES), dtype=torch.uint8) for _ in range(count)]
         self._copied = [torch.cuda.Event() for _ in self._buffers] if self.stream is not None else []
         self._turn = 0
         if self.stream is not None:

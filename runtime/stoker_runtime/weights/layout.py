@@ -1,7 +1,7 @@
 """Where weights rest: one allocation, and a view of it for every parameter of the spec.
 
-Invariants: the arena is allocated once, at exactly `spec.parameter_bytes(dtype, quantization)` bytes; every view
-starts at a multiple of ALIGNMENT; nothing is copied when `assemble` hands the views to the decoder.
+Invariants: the arena is allocated once, by `memory/blocks.py`; nothing is copied when `assemble` hands the views to the
+decoder.
 Knows nothing of files and formats.
 """
 
@@ -42,13 +42,13 @@ from stoker_runtime.models.decoder_weights import (
     MixtureWeights,
     StateWeights,
 )
-from stoker_runtime.models.parameter import Parameter, Role, aligned, stored_kind, stored_scheme
+from stoker_runtime.models.parameter import Parameter, Role, stored_kind, stored_scheme
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.cpu_order import in_large_pages
 from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, Fp4Experts, IntegerExperts
+from stoker_runtime.weights.memory.blocks import WeightMemory
 from stoker_runtime.weights.routing import piece_rows, tensors_of
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
@@ -82,16 +82,15 @@ class WeightArena:
         self.blocks: dict[str, BlockWeight] = {}
         self.experts: dict[str, ExpertPlace] = {}
         dtype_name = str(dtype).removeprefix("torch.")
-        size = spec.parameter_bytes(dtype_name, quantization)
-        self._storage = in_large_pages(torch.empty(size, dtype=torch.uint8, device=device))
-        self._used = 0
+        self._memory = WeightMemory(spec, device, dtype_name, quantization)
         for parameter in spec.parameters():
+            self._take = self._memory.block_of(parameter).take
             self._place(parameter)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the block."""
-        return self._storage.numel()
+        """Size of the weights."""
+        return self._memory.num_bytes
 
     def quantize(self, name: str, whole: Tensor) -> None:
         """Quantize a 16- or 32-bit matrix [N, K] to its place."""
@@ -176,11 +175,6 @@ class WeightArena:
         the factor of these rows. Raises ValueError for scales that no kernel takes.
         """
         store_fp4(self.fp4[name], row, data, scale, factor)
-
-    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
-        view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
-        self._used += aligned(num_bytes)
-        return view
 
     def _place(self, parameter: Parameter) -> None:
         stored = stored_kind(parameter, self.quantization)
@@ -365,14 +359,17 @@ class WeightArena:
         places = [self.experts.get(f"layers.{layer}.experts_{field}") for field in ("gate_up", "down")]
         up_factor, down_factor = (None if place is None else place.factor for place in places)
         group = places[1].group if places[1] else 0
+        stacked = ExpertWeights(
+            up, down, kind, up_scale, down_scale, up_bias, down_bias, group, up_factor, down_factor,
+            hosted=layer in self.spec.moe.hosted,
+        )  # fmt: skip
         return MixtureWeights(
             router=LinearWeight(self.dense[f"layers.{layer}.router"]),
-            experts=ExpertWeights(
-                up, down, kind, up_scale, down_scale, up_bias, down_bias, group, up_factor, down_factor
-            ),
+            experts=stacked,
             router_bias=self.dense.get(f"layers.{layer}.router_bias"),
             correction_bias=self.dense.get(f"layers.{layer}.correction_bias"),
             shared_gate=dense("shared_gate"),
+            staged=self._memory.staged(stacked),
         )
 
     def assemble(self) -> DecoderWeights:

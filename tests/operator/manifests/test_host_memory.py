@@ -151,3 +151,17 @@ def test_each_rank_has_a_pool_of_its_own_and_processes(service: Build) -> None:
     assert found is not None
     assert found.required == pytest.approx(6 * (4 + ENGINE_GIB) + 2)
     assert f"engine {6 * ENGINE_GIB:.1f} + /dev/shm 2.0" in found.sums
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_experts_in_host_memory_are_pinned_there(service: Build, engines: int) -> None:
+    """They count without any pages, for each GPU, and no more of them than there are."""
+    spec = {"resources": {"gpus": 2 * engines}, "parallelism": {"tensor": 2, "data": engines}}
+    model = replace(SEVEN_B, weights=None)
+    found = host_memory(service(**spec, runtime={"args": ["--cpu-offload-experts", "7.5"]}), model)
+    assert found is not None
+    assert found.pool == 0
+    assert found.required == pytest.approx(2 * engines * (7.5 + ENGINE_GIB) + 1)
+    assert found.sums.startswith(f"engine {2 * engines * ENGINE_GIB:.1f} + /dev/shm 1.0 + experts in host memory ")
+    on_cpu = spec | {"resources": {"gpus": 0}}
+    assert host_memory(service(**on_cpu, runtime={"args": ["--cpu-offload-experts", "7.5"]}), model) is None

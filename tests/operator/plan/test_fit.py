@@ -402,3 +402,11 @@ def test_a_draft_model_of_unknown_size_is_not_said_to_fit(
     assert not fit.blocks or verdict == "TooLarge"
     if verdict == "Unknown":
         assert f"The model alone fits, but the size of {config['model']}" in fit.message
+
+
+def test_memory_without_room_for_experts_says_what_to_lower(service: Build) -> None:
+    args = {"args": ["--cpu-offload-experts", "12"]}
+    fit = assess(service(resources={"gpus": 1, "memory": "9Gi", "gpuProducts": ["NVIDIA-H200"]}, runtime=args), SEVEN_B)
+    assert fit is not None
+    assert fit.verdict == "TooLarge"
+    assert "Set resources.memory to 15Gi or leave it out, lower --cpu-offload-experts, or set" in fit.message

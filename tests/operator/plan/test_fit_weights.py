@@ -29,7 +29,8 @@ from tests.operator.plan.checkpoints import (
 
 from stoker_kernels.launch import cc
 from stoker_operator import manifests
-from stoker_operator.manifests.weight_memory import gpu_weights, host_weights
+from stoker_operator.manifests.host_memory import host_memory
+from stoker_operator.manifests.weight_memory import gpu_weights, host_weights, hosted_experts
 from stoker_operator.observe.gpu import gpu_memory_gib
 from stoker_operator.plan.fit import assess
 from stoker_operator.plan.rollout import first_variant
@@ -50,6 +51,7 @@ from stoker_runtime.fetch.report.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.encoders.spec import EncoderSpec
+from stoker_runtime.models.hosted_experts import device_bytes, hosted_bytes, with_hosted
 from stoker_runtime.models.pooling_spec import pooling_spec
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.spec import ModelSpec
@@ -94,6 +96,10 @@ class Engine:
 
     def held(self, config: EngineConfig, device: str = "cuda", dtype: str = "") -> int:
         """Bytes of the weights on the fullest of the ranks. Raises ConfigError where it does not start."""
+        return max(on_device for on_device, _ in self.taken(config, device, dtype))
+
+    def taken(self, config: EngineConfig, device: str = "cuda", dtype: str = "") -> list[tuple[int, int]]:
+        """The same of each rank that may be the fullest, and what its experts take of the host."""
         refuse_at_load(config)
         whole, sizes = with_head(self.spec, config.quantize_head), []
         for place in places(config.tensor_parallel_size, config.pipeline_parallel_size):
@@ -106,8 +112,9 @@ class Engine:
                 part, self.source, asked, device, refused=refused, whole=whole, embedding=embedding
             ).spec
             resolved = resolve(config, spec, device)
-            sizes.append(spec.parameter_bytes(dtype or resolved.dtype, resolved.quantization))
-        return max(sizes)
+            spec, kinds = with_hosted(resolved, spec, lambda: 1 << 60), (dtype or resolved.dtype, resolved.quantization)
+            sizes.append((device_bytes(spec, *kinds), hosted_bytes(spec, *kinds)))
+        return sizes
 
 
 def spec_of(kind: str, tensor: int = 1, pipeline: int = 1, args: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -203,6 +210,30 @@ def test_a_rank_takes_what_the_engine_gives_it(
     engine, known = Engine(path), fetched(path)
     for kind in ("Auto", "FP8", "W4"):
         assert check(service(**spec_of(kind, tensor, pipeline)), engine, known)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize("model", [MIXTRAL_8X22B, GPT_OSS_120B], ids=["mixtral", "gpt-oss"])
+def test_experts_in_host_memory_are_counted_there_and_not_on_the_gpu(
+    model: Config, tensor: int, pipeline: int, service: Build, tmp_path: Path
+) -> None:
+    """To 3% of all weights; of stages of other sizes a layer of experts more."""
+    print(f"seed {SEED}")
+    path, rng = folder(tmp_path, model), random.Random(SEED)
+    engine, known = Engine(path), fetched(path)
+    for kind in ("Auto", "FP8"):
+        whole = engine.held(engine.config(service(**spec_of(kind, tensor, pipeline)), known))
+        for gib in (rng.uniform(0.05, 0.95) * whole / GIB + 2.0, 900.0):
+            asked = service(**spec_of(kind, tensor, pipeline, ("--cpu-offload-experts", f"{gib:.3f}")))
+            taken = engine.taken(engine.config(asked, known))
+            found, layer = gpu_weights(asked, known), whole / engine.spec.num_layers * pipeline
+            assert max(here for here, _ in taken) <= found.most + 0.03 * whole
+            assert found.most <= max(here for here, _ in taken) + 0.03 * whole + (layer if pipeline > 1 else 0)
+            there = hosted_experts(asked, known)
+            assert max(host for _, host in taken) == pytest.approx(there, abs=0.03 * whole)
+            host = host_memory(asked, known)
+            assert host is not None
+            assert host.experts == pytest.approx(there * tensor * pipeline / GIB)
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (6, 1), (3, 2)])

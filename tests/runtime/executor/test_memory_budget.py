@@ -93,6 +93,7 @@ def in_a_process_of_its_own(config: EngineConfig) -> Taken:
         ("qwen2.5-7b", 1.0, 40.0, {"kernels": (("linear_silu_mul", "split"),)}),
         ("qwen2.5-7b", 0.9, 0.0, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
         ("gpt-oss-20b", 0.5, 0.0, {}),
+        ("gpt-oss-20b", 0.4, 0.0, {"cpu_offload_experts": 5.0}),
     ],
 )
 def test_the_budget_is_used_and_kept(

@@ -15,7 +15,7 @@ from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import resolve_quantization
 from stoker_runtime.models.config_source import ModelSource, SourceKind
 from stoker_runtime.models.encoders.spec import EncoderSpec
-from stoker_runtime.models.parameter import stored_bytes
+from stoker_runtime.models.parameter import Role, stored_bytes
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.place import Place, places
@@ -49,14 +49,14 @@ ENDS = ("embed", "head", "head_bias")
 
 def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
     """{"method", "pools", "stages", "fp8Head", "q8Embedding", "kinds": {KIND: {"embedding", "head", "ranks", "host"}}},
-    in bytes.
+    in bytes; of a mixture "expertLayers" and each kind's "experts", too.
 
     `method`: how the checkpoint is quantized, by the engine's name for it, "" where it is not; `pools`: whether the
     model has no use for an output head. `embedding` and `head` are of the whole vocabulary; a head of 0 is the
     embedding's own memory, or not there. `ranks`: all else, with the fullest of 1, 2, 4, … ranks that share every
     layer. `stages`: the layers of the fullest of 1, 2, 3, … stages, as the checkpoint has them. `host`: all of it on a
     CPU. `fp8Head`: the head with `--quantize-head fp8`. `q8Embedding`: the embedding with `--quantize-embedding q8_0`,
-    0 where that is refused.
+    0 where that is refused. `experts`: the matrices of experts with one rank, of `expertLayers` layers.
     Raises ModelError for a GGUF file whose tensors are not this model's.
     """
     on_gpu: Formats = {}
@@ -70,7 +70,8 @@ def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
     parts = list(_parts(spec))
     head = _ends(with_head(spec, "fp8"), "none")["head"]
     found = {asked: _of_kind(parts, asked, on_gpu, on_cpu if asked == AUTO else on_gpu) for asked in kinds}
-    return _report(_method(spec), list(_stages(spec)), head, found, pools=False, embedding=_made_embedding(spec))
+    report = _report(_method(spec), list(_stages(spec)), head, found, pools=False, embedding=_made_embedding(spec))
+    return report if spec.moe is None else {**report, "expertLayers": len(spec.moe.layers)}
 
 
 def pooled_report(spec: ModelSpec | EncoderSpec) -> dict[str, Any]:
@@ -136,7 +137,9 @@ def _of_kind(parts: list[ModelSpec], asked: str, on_gpu: Formats, on_cpu: Format
     # Several ranks do not share a file's blocks: they decode them, which is what "none" tells.
     shared = [] if on_gpu and asked in (AUTO, KEPT) else parts[1:]
     ranks = [_others(whole, kind), *_of_ranks(shared, asked)]
-    return {**_ends(whole, kind), "ranks": ranks, "host": host.parameter_bytes(HOST_DTYPE, kind)}
+    experts = sum(stored_bytes(each, GPU_DTYPE, kind) for each in whole.parameters() if each.role is Role.EXPERTS)
+    told = {**_ends(whole, kind), "ranks": ranks, "host": host.parameter_bytes(HOST_DTYPE, kind)}
+    return {**told, "experts": experts} if experts else told
 
 
 def _of_ranks(parts: list[ModelSpec], asked: str) -> Iterator[int]:

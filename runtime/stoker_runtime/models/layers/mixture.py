@@ -31,6 +31,7 @@ from stoker_kernels.moe import (
 )
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.layers.beside import Beside
+from stoker_runtime.models.layers.staged import experts_of
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import Role, stored_kind
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
@@ -81,21 +82,22 @@ class Mixture:
         self, layer: int, weights: MixtureWeights, hidden: Tensor, slots: Tensor, shared: Callable[[], Tensor] | None
     ) -> Tensor:
         """`[T, H]` → `[T, H]`; slots `[T]` int64 are below 0 for padding, `shared` is the shared expert."""
+        stacked = experts_of(weights, len(hidden) * self._routing.top_k)
         beside: Tensor | Callable[[], Tensor] | None = None
         if shared is not None:
             beside = self._beside.begin(shared) if len(hidden) in BESIDE else shared()
         logits = linear(hidden, weights.router, bias=weights.router_bias)
         gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
-        activation: ExpertActivation = "clamped" if self._limit else "silu" if weights.experts.gated else "relu2"
+        activation: ExpertActivation = "clamped" if self._limit else "silu" if stacked.gated else "relu2"
         bias, counts = weights.correction_bias, self.counts[layer]
-        routing = self._packed if weights.experts.in_four_bits else self._routing
+        routing = self._packed if stacked.in_four_bits else self._routing
         if self._held is None:
             return mixture(
-                hidden, logits, routing, weights.experts, bias=bias, slot_mapping=slots, counts=counts,
+                hidden, logits, routing, stacked, bias=bias, slot_mapping=slots, counts=counts,
                 activation=activation, limit=self._limit, shared=beside, shared_gate=gate,
             )  # fmt: skip
         chosen = route(logits, routing, bias=bias, slot_mapping=slots, counts=counts)
         return experts(
-            hidden, keep_experts(chosen, self._held.start, len(self._held)), weights.experts, activation=activation,
+            hidden, keep_experts(chosen, self._held.start, len(self._held)), stacked, activation=activation,
             limit=self._limit, shared=beside, shared_gate=gate,
         )  # fmt: skip
