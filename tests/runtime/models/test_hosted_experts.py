@@ -166,7 +166,7 @@ def test_experts_lie_in_their_block_alone(checkpoint: Path) -> None:
         arena = WeightArena(spec, torch.device("cpu"), torch.float32, quantization)
         host = arena._memory._host.storage
         assert host.numel() == hosted_bytes(spec, "float32", quantization) > 0
-        assert arena.num_bytes == spec.parameter_bytes("float32", quantization)
+        assert arena.num_bytes == arena._memory.used == spec.parameter_bytes("float32", quantization)
         range_of = range(host.data_ptr(), host.data_ptr() + host.numel())
         for index, layer in enumerate(arena.assemble().layers):
             if layer.mixture is None:

@@ -80,7 +80,7 @@ def assert_weights(quantized: Path, plain: Path, chosen: Chosen) -> None:
     method = spec.checkpoint.method if spec.checkpoint else ""
     for dtype in (torch.float32, torch.bfloat16):
         arena = WeightArena(spec, CPU, dtype, method)
-        assert arena.num_bytes == arena._used == spec.parameter_bytes(str(dtype).removeprefix("torch."), method)
+        assert arena.num_bytes == arena._memory.used == spec.parameter_bytes(str(dtype).removeprefix("torch."), method)
 
 
 def rounded(_: torch.nn.Module, given: tuple[Tensor], *, most: float) -> tuple[Tensor]:

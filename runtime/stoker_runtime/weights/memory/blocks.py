@@ -54,6 +54,11 @@ class WeightMemory:
         """Of all weights, wherever they are."""
         return self._device.storage.numel() + self._host.storage.numel()
 
+    @property
+    def used(self) -> int:
+        """What of it was given out."""
+        return self._device.used + self._host.used
+
     def block_of(self, parameter: Parameter) -> Block:
         """What a parameter is given out of."""
         hosted = parameter.role is Role.EXPERTS and parameter.name.rpartition(".")[0] in self._layers
