@@ -160,12 +160,18 @@ def test_a_gpu_keeps_each_format(name: str, tmp_path: Path, paged_model: Any) ->
     device = torch.device("cuda")
     kept = paged_model(str(file), quantization="gguf", device=device, dtype=torch.bfloat16)
     decoded = paged_model(str(file), device=device, dtype=torch.bfloat16)
+    exact = paged_model(str(file), quantization="none", device=torch.device("cpu"), dtype=torch.float32)
     assert kept.decoder.weights.embed.in_planes
     prompt = [random.randrange(VOCAB) for _ in range(70)]
     for tokens in (prompt[:1], prompt):
-        kept.forget(), decoded.forget()
-        ours, expected = (model.step([(0, tokens)], all_logits=True)[0].float() for model in (kept, decoded))
-        assert (ours - expected).norm() < 2e-2 * expected.norm()
+        *found, right = (
+            model.step([(0, tokens)], all_logits=True)[0].double().cpu() for model in (kept, decoded, exact)
+        )
+        # How far 16 bits are from the numbers differs from draw to draw.
+        ours, theirs = ((each - right).norm() / right.norm() for each in found)
+        assert ours < 1.3 * theirs + 1e-3
+        for model in (kept, decoded, exact):
+            model.forget()
 
 
 @needs_compiler
