@@ -47,9 +47,9 @@ class Changes:
 
 @asynccontextmanager
 async def followed(cluster: Cluster) -> AsyncIterator[Changes]:
-    """Changes whose end is seen while it lasts."""
+    """Changes whose end is seen while it lasts. All services are listed before: 5,000 cost the API server seconds."""
     changes = Changes()
-    following = asyncio.create_task(_follow(cluster, changes))
+    following = asyncio.create_task(_follow(cluster, changes, await _listed(cluster, changes)))
     try:
         yield changes
     finally:
@@ -57,19 +57,25 @@ async def followed(cluster: Cluster) -> AsyncIterator[Changes]:
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def _follow(cluster: Cluster, changes: Changes) -> None:
+async def _listed(cluster: Cluster, changes: Changes) -> str:
+    """See all services once → the version from which on to watch them."""
+    since = ""
+    async for items, version in cluster.pages(kinds.INFERENCE_SERVICE, "", ""):
+        since = version
+        for item in items:
+            changes.see(item["metadata"]["name"], item.get("status", {}).get("observedGeneration", 0))
+    return since
+
+
+async def _follow(cluster: Cluster, changes: Changes, since: str) -> None:
     while True:
-        since = ""
-        async for items, version in cluster.pages(kinds.INFERENCE_SERVICE, "", ""):
-            since = version
-            for item in items:
-                changes.see(item["metadata"]["name"], item.get("status", {}).get("observedGeneration", 0))
         try:
             async for event, item in cluster.watch(kinds.INFERENCE_SERVICE, "", "", since):
                 if event != "BOOKMARK":
                     changes.see(item["metadata"]["name"], item.get("status", {}).get("observedGeneration", 0))
         except ApiError:
-            continue
+            pass
+        since = await _listed(cluster, changes)
 
 
 async def change_steadily(cluster: Cluster, changes: Changes, services: int, rate: float, seconds: float) -> None:

@@ -95,7 +95,7 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
         source = read_source(config.model)
         pooling = read_pooling(source, config)
     if pooling is not None:
-        for name in ("enable_sleep_mode", "batch_invariant"):
+        for name in ("enable_sleep_mode", "batch_invariant", "cpu_offload_experts"):
             if getattr(config, name):
                 raise ConfigError(f"{name} is for models that generate; {config.model} embeds or scores.", param=name)
         return build_pooling_executor(config, source, pooling, seconds, ahead)

@@ -99,6 +99,11 @@ def test_what_cannot_be_is_said(name: str, asked: float, device: str, free: int,
     assert refused.value.param == "cpu_offload_experts"
 
 
+def test_models_that_pool_have_none() -> None:
+    with pytest.raises(ConfigError, match="cpu_offload_experts is for models that generate"):
+        LLM("shape:tiny", device="cpu", runner="pooling", cpu_offload_experts=1.5)
+
+
 def with_layers(monkeypatch: pytest.MonkeyPatch, hosted: set[int]) -> None:
     """Have a CPU's engine take these layers for hosted ones, which it refuses by itself."""
 
