@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.models.hosted_experts import hosted_bytes, staged_bytes
@@ -18,29 +19,46 @@ from stoker_runtime.models.layers.staged import CHOICES_AN_EXPERT
 
 pytestmark = pytest.mark.gpu
 MIB = 1024**2
-EXPERTS, TOP_K, LAYERS, VOCAB = 23, 3, 5, 1013
+EXPERTS, TOP_K, LAYERS, VOCAB, HIDDEN, FFN = 23, 3, 5, 1013, 896, 384
 
 
 @pytest.fixture(scope="module")
-def shape(tmp_path_factory: pytest.TempPathFactory) -> str:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-MoE of no published size: its experts take 47 MB a layer in 16 bits."""
     folder: Path = tmp_path_factory.mktemp("qwen")
     config = {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 896, "head_dim": 128,
-        "moe_intermediate_size": 384, "intermediate_size": 1000, "num_hidden_layers": LAYERS, "num_experts": EXPERTS,
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": HIDDEN, "head_dim": 128,
+        "moe_intermediate_size": FFN, "intermediate_size": 1000, "num_hidden_layers": LAYERS, "num_experts": EXPERTS,
         "num_experts_per_tok": TOP_K, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": VOCAB,
         "norm_topk_prob": True, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "tie_word_embeddings": False, "eos_token_id": 2, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    return f"shape:{folder}"
+    shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "lm_head": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        parts = {
+            "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,), "mlp.gate": (EXPERTS, HIDDEN),
+            "self_attn.q_norm": (128,), "self_attn.k_norm": (128,), "self_attn.q_proj": (768, HIDDEN),
+            "self_attn.k_proj": (256, HIDDEN), "self_attn.v_proj": (256, HIDDEN), "self_attn.o_proj": (HIDDEN, 768),
+        }  # fmt: skip
+        for expert in range(EXPERTS):
+            parts |= {f"mlp.experts.{expert}.{name}_proj": (FFN, HIDDEN) for name in ("gate", "up")}
+            parts[f"mlp.experts.{expert}.down_proj"] = (HIDDEN, FFN)
+        shapes |= {f"model.layers.{layer}.{name}": size for name, size in parts.items()}
+    torch.manual_seed(29)
+    tensors = {
+        f"{name}.weight": (1 + 0.2 * torch.randn(size) if len(size) == 1 else 0.05 * torch.randn(size)).bfloat16()
+        for name, size in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
-def opened(shape: str, **options: Any) -> LLM:
+def opened(checkpoint: Path, **options: Any) -> LLM:
     gc.collect()  # an engine before it
     torch.cuda.empty_cache()
-    given = {"device": "cuda", "max_model_len": 2048, "gpu_memory_utilization": 0.2, "max_num_seqs": 64, "seed": 3}
-    return LLM(shape, **{**given, **options})
+    given = {"device": "cuda", "max_model_len": 2048, "gpu_memory_utilization": 0.2, "max_num_seqs": 64}
+    return LLM(str(checkpoint), **{**given, **options})
 
 
 def said(llm: LLM, loads: list[list[list[int]]], params: SamplingParams) -> list[list[list[list[int]]]]:
@@ -53,7 +71,7 @@ def said(llm: LLM, loads: list[list[list[int]]], params: SamplingParams) -> list
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8", "w4"])
-def test_the_same_tokens_as_with_all_on_the_device(shape: str, quantization: str) -> None:
+def test_the_same_tokens_as_with_all_on_the_device(checkpoint: Path, quantization: str) -> None:
     """Steps of one and of a few tokens read the host's memory, those of many and prompts a copy, both in graphs and
     without; of four bits by one kernel, as the usual choice is another for hosted ones.
     """
@@ -68,11 +86,11 @@ def test_the_same_tokens_as_with_all_on_the_device(shape: str, quantization: str
     options: dict[str, Any] = {"quantization": quantization, "enable_prefix_caching": False}
     if quantization == "w4":
         options["kernels"] = (("experts", "triton"),)
-    with opened(shape, **options) as llm:
+    with opened(checkpoint, **options) as llm:
         expected = said(llm, loads, params)
         weights = llm.engine.executor.plan.weights
     del llm
-    with opened(shape, **options, cpu_offload_experts=0.1) as llm:
+    with opened(checkpoint, **options, cpu_offload_experts=0.1) as llm:
         executor: Any = llm.engine.executor
         spec, layers = executor.decoder.spec, executor.decoder.weights.layers
         count = len(spec.moe.hosted)
@@ -87,10 +105,10 @@ def test_the_same_tokens_as_with_all_on_the_device(shape: str, quantization: str
         assert executor.graphs.captured > 0
 
 
-def test_sleep_leaves_them_where_they_are(shape: str) -> None:
+def test_sleep_leaves_them_where_they_are(checkpoint: Path) -> None:
     asked = [[7, 200, 31, 5], list(range(5, 700, 2))]
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
-    with opened(shape, cpu_offload_experts=0.1, enable_sleep_mode=True) as llm:
+    with opened(checkpoint, cpu_offload_experts=0.1, enable_sleep_mode=True) as llm:
         executor: Any = llm.engine.executor
         expected = llm.generate_tokens(asked, params)
         for level in (1, 2, 1):
