@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,21 @@ class Kube:
         if self.proxy:
             return f"{self.proxy}/api/v1/namespaces/{self.namespace}/services/{service}:{port}/proxy"
         return f"http://{spec['clusterIP']}:{port}"
+
+    def wait_reached(self, service: str) -> None:
+        """Until a ready pod is reached by its Service: kube-proxy follows the endpoints a second behind, or more."""
+        if self.proxy:
+            return
+        host, port = self.address(service).removeprefix("http://").split(":")
+
+        def connects() -> bool:
+            try:
+                socket.create_connection((host, int(port)), timeout=2).close()
+            except OSError:
+                return False
+            return True
+
+        eventually(f"Service {service} leads to a pod", connects, 20, every=0.1)
 
     def kubectl(self, *arguments: str, text: str | None = None, seconds: float = 180) -> str:
         """Run kubectl and return its output. Raises CommandFailed."""

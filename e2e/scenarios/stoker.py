@@ -93,6 +93,7 @@ def wait_ready(kube: Kube, name: str, seconds: float = 300) -> None:
 
     try:
         eventually(f"{name} is ready", look, seconds)
+        kube.wait_reached(name)
     except NotInTime as error:
         raise NotInTime(f"{error}\n{kube.explain(f'infsvc {name}')}") from None
 
@@ -191,6 +192,7 @@ def hub(
         {"apiVersion": "v1", "kind": "Service", "spec": {"selector": labels, "ports": [{"port": 8090}]}} | head,
     )
     kube.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s")
+    kube.wait_reached(name)
     try:
         yield Hub(kube, name)
     finally:

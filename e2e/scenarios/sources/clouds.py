@@ -127,5 +127,6 @@ def running(kube: Kube, image: str, keys: Keys) -> Iterator[str]:
         {"apiVersion": "v1", "kind": "Service", "spec": {"selector": labels, "ports": ports}} | head,
     )
     kube.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s")
+    kube.wait_reached(name)
     # Not the name that large files are sent to: another origin.
     yield f"{inside}.cluster.local"

@@ -62,6 +62,7 @@ def server(
         {"apiVersion": "v1", "kind": "Service", "spec": {"selector": labels, "ports": ports}} | head,
     )
     kube.kubectl("rollout", "status", f"deployment/{name}", "--timeout=120s")
+    kube.wait_reached(name)
     yield kube.address(name)
 
 
