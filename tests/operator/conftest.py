@@ -163,6 +163,8 @@ class World:
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
         name = f"p{len(self.pods)}"
         found = {"phase": "Running", "conditions": conditions} | pod_status
+        if any((each["type"], each["status"]) == ("PodScheduled", "False") for each in found["conditions"]):
+            found["phase"] = "Pending"
         live = self.children["Deployment", self.service.name]["spec"]["template"]["spec"]
         spec = {key: live[key] for key in live if key != "volumes"}
         spec |= {"nodeName": "n1"} if found["phase"] == "Running" else {}

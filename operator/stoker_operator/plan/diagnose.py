@@ -81,8 +81,10 @@ def first_trouble(pods: Iterable[Object]) -> Trouble | None:
 def trouble_of(pod: Object) -> Trouble | None:
     """What keeps this pod from running; None when it runs, starts normally or ended well."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
+    # A scheduler that hears too late that a binding succeeded says that it failed, of a pod that has its node and runs.
+    waits = status.get("phase", "Pending") == "Pending"
     for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+        if condition["type"] == "PodScheduled" and condition["status"] == "False" and waits:
             return _unschedulable(name, str(condition.get("message", "")))
     if missing := _missing_claims(pod):
         said = f"Pod {name} waits for a node: what it claims is not there ({' and '.join(missing)})."

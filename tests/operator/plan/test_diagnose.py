@@ -340,3 +340,16 @@ def test_any_exit_code_can_be_told(code: int) -> None:
     names = {136: "SIGFPE", 139: "SIGSEGV", 152: "SIGXCPU"}
     assert code not in names or f"exit code {code} ({names[code]})." in found.said
     assert ("(SIG" in found.said) == (code in {128 + number for number in signal.Signals})
+
+
+def test_a_pod_that_runs_does_not_wait_for_a_node() -> None:
+    """Found with 20,000 pods: the API server answered too late that it had bound the pod, and the scheduler said so."""
+    words = 'running Bind plugin "DefaultBinder": Timeout: request did not complete within requested timeout'
+    bound = pod(engine=running(ready=True), phase="Running")
+    bound["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": words},
+        {"type": "Ready", "status": "True"},
+    ]
+    assert trouble_of(bound) is None
+    bound["status"]["phase"] = "Pending"
+    assert trouble_of(bound) is not None

@@ -87,7 +87,7 @@ def _step(pod: Object) -> tuple[int, str]:
     conditions = {item["type"]: item["status"] for item in status.get("conditions") or ()}
     if conditions.get("Ready") == "True":
         return 4, "a pod is ready"
-    if conditions.get("PodScheduled") != "True":
+    if conditions.get("PodScheduled") != "True" and status.get("phase", "Pending") == "Pending":
         return 0, "a pod waits for a node"
     if _runs(status.get("containerStatuses"), "engine"):
         return 3, "the engine loads the model"
