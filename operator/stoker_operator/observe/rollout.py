@@ -68,6 +68,11 @@ def is_finished(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def is_pending(pod: Object) -> bool:
+    """Whether no container of the pod was started yet; of a pod that has no status, too."""
+    return (pod.get("status", {}).get("phase") or "Pending") == "Pending"
+
+
 def is_ready(pod: Object) -> bool:
     """Whether the kubelet's readiness probe passes: /ready, hence a warm-up completion."""
     conditions = pod.get("status", {}).get("conditions") or ()

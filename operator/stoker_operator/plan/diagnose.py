@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from stoker_operator.observe.rollout import is_pending
 from stoker_operator.plan.wording import sentence, short
 from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService, parse_fetch_result
 
@@ -82,7 +83,7 @@ def trouble_of(pod: Object) -> Trouble | None:
     """What keeps this pod from running; None when it runs, starts normally or ended well."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     # A scheduler that hears too late that a binding succeeded says that it failed, of a pod that has its node and runs.
-    waits = status.get("phase", "Pending") == "Pending"
+    waits = is_pending(pod)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False" and waits:
             return _unschedulable(name, str(condition.get("message", "")))
@@ -326,7 +327,7 @@ def _missing_claims(pod: Object) -> list[str]:
     """What a pod claims and does not have, so that the scheduler does not look at it, and says nothing of it."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
     looked_at = any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
-    if looked_at or spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
+    if looked_at or spec.get("nodeName") or not is_pending(pod):
         return []
     made = {each["name"] for each in status.get("resourceClaimStatuses") or () if each.get("resourceClaimName")}
     asked = [each for each in spec.get("resourceClaims") or () if each["name"] not in made]

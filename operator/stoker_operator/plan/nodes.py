@@ -19,6 +19,7 @@ from stoker_operator.manifests.fetching.fill import fill_job, is_fill, node_of
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE
 from stoker_operator.manifests.pod import placement
 from stoker_operator.observe.capacity import allocatable_gpus, candidates
+from stoker_operator.observe.rollout import is_pending
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
@@ -241,7 +242,7 @@ def _cold(service: InferenceService, observed: Observed, have: frozenset[str], w
 def _running(observed: Observed, job: Object, node: str) -> Finding:
     """What is to be said of a node that is being filled, while a pod waits for it."""
     name, pods = job["metadata"]["name"], _pods(observed, job)
-    trouble = first_trouble(pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", None, ""))
+    trouble = first_trouble(filter(is_pending, pods))
     if trouble is not None:
         return Finding(trouble.reason, f"Node {node} is to get its copy first. {trouble.message}", trouble.permanent)
     outcome = fetch_outcome(pods)

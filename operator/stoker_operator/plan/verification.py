@@ -16,6 +16,7 @@ from typing import Any
 from stoker_operator import manifests
 from stoker_operator.manifests.identity import COMPONENT, short_hash
 from stoker_operator.manifests.verification import COMPONENT_NAME
+from stoker_operator.observe.rollout import is_pending
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble
@@ -164,7 +165,7 @@ def _running(observed: Observed, job: Object, known: Verdict) -> Condition | Non
     """CacheVerified while one runs, or waits for its pod."""
     if known.rot is not None:
         return None
-    waiting = [pod for pod in _pods(observed, job) if pod.get("status", {}).get("phase") in ("Pending", None, "")]
+    waiting = list(filter(is_pending, _pods(observed, job)))
     trouble = first_trouble(waiting)
     text = f"Job {job['metadata']['name']} hashes every file." if trouble is None else trouble.message
     if known.at is None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ from stoker_kernels.pages import copy_pages
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.arena import upload
 from stoker_runtime.executor.host_memory import LANES, HostPlan, HostStatesPlan
-from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
+from stoker_runtime.weights.copy_lanes import locked_pages, unlock_pages
 
 Moves = Sequence[tuple[int, int]]
 
@@ -50,14 +49,10 @@ class PageSwap:
     def __init__(self, arena: torch.Tensor, plan: HostPlan) -> None:
         """`arena [layers, caches, pages, Hkv, B, D]`. Raises ConfigError when the host's memory cannot be pinned."""
         self._pages = by_page(arena)
-        memory = mmap.mmap(-1, plan.pages * plan.page_bytes)
-        self._host = torch.frombuffer(memory, dtype=self._pages.dtype).view(plan.pages, *self._pages.shape[1:])
-        self._on_gpu = arena.device.type == "cuda"
+        size, self._on_gpu = plan.pages * plan.page_bytes, arena.device.type == "cuda"
+        memory = pinned(size) if self._on_gpu else torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self._host = memory.view(self._pages.dtype).view(plan.pages, *self._pages.shape[1:])
         if self._on_gpu:
-            with suppress(OSError):
-                # A hint that some kernels do not take: with larger pages there are fewer of them to pin.
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            pin(self._host)
             self._open_lanes(plan.lane_pages)
 
     def _open_lanes(self, lane_pages: int) -> None:
@@ -169,13 +164,13 @@ def runs(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
             first = at
 
 
-def pin(host: torch.Tensor) -> None:
-    """Lock the memory of `host` for the device's copy engines. Raises ConfigError when the system refuses."""
+def pinned(count: int) -> torch.Tensor:
+    """So many bytes, locked for the device's copy engines. Raises ConfigError when the system refuses."""
     try:
-        lock_pages(host)
+        return locked_pages(count)
     except torch.cuda.CudaError as error:
         raise ConfigError(
-            f"{host.nbytes / 1024**3:.2f} GiB of host memory for KV pages cannot be pinned ({error}); lower "
+            f"{count / 1024**3:.2f} GiB of host memory for KV pages cannot be pinned ({error}); lower "
             "--swap-space or --num-cpu-blocks, or raise the limit of locked memory (ulimit -l).",
             param="swap_space",
         ) from error

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests.activation import ASLEEP, AWAKE, FALLING, WAKING, Sleep
+from stoker_operator.observe.rollout import is_pending
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
 from stoker_operator.plan.pods import pods_that_count
@@ -87,7 +88,7 @@ def _step(pod: Object) -> tuple[int, str]:
     conditions = {item["type"]: item["status"] for item in status.get("conditions") or ()}
     if conditions.get("Ready") == "True":
         return 4, "a pod is ready"
-    if conditions.get("PodScheduled") != "True" and status.get("phase", "Pending") == "Pending":
+    if conditions.get("PodScheduled") != "True" and is_pending(pod):
         return 0, "a pod waits for a node"
     if _runs(status.get("containerStatuses"), "engine"):
         return 3, "the engine loads the model"
