@@ -79,6 +79,7 @@ class EngineConfig(NodeSettings):
     `disable_cascade_attn` unset: decode rows attend together what all of them begin with, where it pays.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
+    `language_model_only`: a model that sees is served as one of text, without its vision tower.
     `tune`: products are measured on the GPU at the start, once, and the fastest tiles kept for later ones.
     """
 
@@ -113,6 +114,7 @@ class EngineConfig(NodeSettings):
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False
+    language_model_only: bool = False
     tune: bool = False
     seed: int = 0
     runner: str = "auto"
@@ -278,6 +280,8 @@ class ServerConfig:
     the server; 0: no limit; the file of keys may say others. `request_timeout`, in seconds, bounds every request (0:
     none). `ssl_cert_reqs`: 0 asks clients for no certificate, 1 allows one, 2 wants one, signed by `ssl_ca_certs`;
     with `ssl_probes_without_cert` not from who asks probes alone.
+    Images by URL are fetched from the hosts `allowed_media_domains` alone; a prompt has at most `image_limit` images
+    (None: any number).
     """
 
     engine: EngineConfig
@@ -319,6 +323,8 @@ class ServerConfig:
     otlp_traces_endpoint: str = ""
     rate_limit_requests_per_minute: int = 0
     rate_limit_tokens_per_minute: int = 0
+    allowed_media_domains: tuple[str, ...] = ()
+    image_limit: int | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -137,15 +137,8 @@ class SamplingParams:
 
 _INTEGERS = ("max_tokens", "min_tokens", "top_k")
 _OPTIONAL_INTEGERS = ("seed", "logprobs", "prompt_logprobs")
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
+_NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+            "presence_penalty")  # fmt: skip
 _LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
@@ -231,6 +224,29 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image among the tokens of a prompt, of the size that the model wants.
+
+    `[at, at + tokens)` of the prompt stand for it, all of one placeholder id. `pixels` are rows of RGB from the top,
+    `height · width · 3` bytes. `digest` is the SHA-256 of size and pixels, by which the prefix cache knows it. `span`
+    is how many positions it takes, which may be fewer than its tokens.
+    """
+
+    at: int
+    tokens: int
+    height: int
+    width: int
+    pixels: bytes
+    digest: bytes
+    span: int
+
+    @property
+    def end(self) -> int:
+        """Where what follows it begins."""
+        return self.at + self.tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, or with `pooling` one text to turn into a vector.
 
@@ -239,7 +255,7 @@ class Request:
     `cache_salt` keeps the prefix cache of one tenant from another. `family`, unless empty, is common to requests with
     the same prompt: one computes it and the others take its pages. What a `session` leaves in the prefix cache
     outlives what is there without one. A text to pool has `params.max_tokens` 0. `adapter` is the `number` of an
-    Adapter, 0 for none.
+    Adapter, 0 for none. `images` stand in the order of their tokens.
     """
 
     id: str
@@ -252,6 +268,7 @@ class Request:
     session: str = ""
     pooling: PoolingParams | None = None
     adapter: int = 0
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from stoker_kernels.attention.config import SHORT_CHUNK, PrefillConfig, prefill_
 from stoker_kernels.attention.inputs import BlockPattern, Inputs, inputs_of
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
-from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, pattern_sizes, tile_dim, unpack_of
+from stoker_kernels.attention.triton_launch import LOG2E, NO_WINDOW, exact, pattern_sizes, tile_dim
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options
-from stoker_kernels.launch.triton_tile import padded_dim
+from stoker_kernels.launch.triton_tile import padded_dim, unpack_of
 
 SPLIT = 512  # keys; at 7B a program takes about three microseconds for them, and a prompt merges seldom enough
 ITEMS_PER_SM = 8  # of a plan that cuts rows, over all KV heads: beyond, rows themselves are work enough

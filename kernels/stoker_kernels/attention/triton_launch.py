@@ -23,10 +23,9 @@ from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention.triton_prefill import prefill_kernel
-from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
-from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options
-from stoker_kernels.launch.triton_tile import padded_dim
+from stoker_kernels.launch.triton_tile import padded_dim, unpack_of
 
 LOG2E = math.log2(math.e)
 # Head dimensions with kernels of their own; others run in a tile of at least the smallest, its rest masked.
@@ -193,12 +192,6 @@ def pattern_sizes(inputs: Inputs) -> tuple[int, int, int, int, int]:
 
 def _sizes(inputs: Inputs) -> tuple[int, ...]:
     return inputs.group, inputs.q.shape[2], inputs.page_shift, *pattern_sizes(inputs)
-
-
-def unpack_of(*, fp8: bool, cvt: bool) -> int:
-    """How a kernel unpacks e4m3, `cvt` as of `DecodeConfig`; 0 for other caches."""
-    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
-    return int(unpack.value) if fp8 else 0
 
 
 def _constants(inputs: Inputs, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Attention of an encoder: every token of a sequence sees every other, or those near it, and no cache is involved.
 
-Invariants: sequences lie end to end in one ragged batch, so nothing is padded and no sequence sees another's tokens.
+Invariants: sequences lie end to end in one ragged batch, so nothing is padded and no sequence sees another's tokens;
+a sequence's tiles begin with its first token, so its bits are the same in every batch.
 Lengths stay on the device; the launch follows from the numbers of tokens and sequences alone.
 Knows nothing of positions, of masks within a sequence, or of models.
 """
@@ -20,12 +21,14 @@ register(
     "triton",
     "stoker_kernels.bidirectional.triton_bidirectional:bidirectional_attention",
     _supports,
+    invariant=True,
 )
 register(
     "bidirectional_attention",
     "reference",
     "stoker_kernels.bidirectional.reference:bidirectional_attention",
     reference_supports,
+    invariant=True,
 )
 
 

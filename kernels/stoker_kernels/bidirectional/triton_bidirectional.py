@@ -23,8 +23,9 @@ from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_row, padded_dim
 
 LOG2E = math.log2(math.e)
-# Head dimensions of BERT's family: MiniLM has 32, nearly all others 64.
-_HEAD_DIMS = (32, 64, 128)
+LEAST_FIRST = 64  # columns of a head that is computed in two parts
+# Head dimensions of BERT's family, where MiniLM has 32 and nearly all others 64, and of vision towers: 72 and 80.
+_HEAD_DIMS = (32, 64, 72, 80, 128)
 
 
 @kernel(do_not_specialize=["num_rows", "window"])
@@ -45,9 +46,11 @@ def _bidirectional_kernel(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
     PRECISION: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
+    """REST: columns of a head behind the first BLOCK_D, which are products of their own; 0: a head is one block."""
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     tile = tl.program_id(0)
@@ -70,6 +73,13 @@ def _bidirectional_kernel(
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if REST > 0:
+        rest = BLOCK_D + tl.arange(0, REST)
+        in_rest = rest < HEAD_DIM
+        rest_column = head * HEAD_DIM + rest
+        rest_in_out = (token < length)[:, None] & in_rest[None, :]
+        q_rest = tl.load(q_ptr + at[:, None] * q_stride + rest_column[None, :], mask=rest_in_out, other=0.0)
+        acc_rest = tl.zeros([BLOCK_M, REST], tl.float32)
     begin = 0
     end = length
     if window is not None:
@@ -82,7 +92,14 @@ def _bidirectional_kernel(
         v_ptrs = v_ptr + source[:, None] * v_stride + column[None, :]
         k = tl.load(k_ptrs, mask=inside[None, :] & in_dim[:, None], other=0.0)
         v = tl.load(v_ptrs, mask=inside[:, None] & in_dim[None, :], other=0.0)
-        s = tl.dot(q, k, input_precision=PRECISION) * scale_log2
+        s = tl.dot(q, k, input_precision=PRECISION)
+        if REST > 0:
+            k_rest_ptrs = k_ptr + source[None, :] * k_stride + rest_column[:, None]
+            k_rest = tl.load(k_rest_ptrs, mask=inside[None, :] & in_rest[:, None], other=0.0)
+            v_rest_ptrs = v_ptr + source[:, None] * v_stride + rest_column[None, :]
+            v_rest = tl.load(v_rest_ptrs, mask=inside[:, None] & in_rest[None, :], other=0.0)
+            s = tl.dot(q_rest, k_rest, s, input_precision=PRECISION)
+        s = s * scale_log2
         s = tl.where(inside[None, :], s, -float("inf"))
         if window is not None:
             s = tl.where(tl.abs(token[:, None] - (key + n)[None, :]) <= window, s, -float("inf"))
@@ -95,10 +112,15 @@ def _bidirectional_kernel(
         norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        if REST > 0:
+            acc_rest = tl.dot(p.to(v.dtype), v_rest, acc_rest * alpha[:, None], input_precision=PRECISION)
     if window is not None:
         norm = tl.where(token < length, norm, 1.0)  # beyond the end none saw a key
     out_ptrs = out_ptr + at[:, None] * out_stride + column[None, :]
     tl.store(out_ptrs, (acc / norm[:, None]).to(out_ptr.dtype.element_ty), mask=in_out)
+    if REST > 0:
+        rest_ptrs = out_ptr + at[:, None] * out_stride + rest_column[None, :]
+        tl.store(rest_ptrs, (acc_rest / norm[:, None]).to(out_ptr.dtype.element_ty), mask=rest_in_out)
 
 
 def bidirectional_attention(
@@ -135,10 +157,9 @@ def bidirectional_attention(
         out.stride(0),
         window,
         HEAD_DIM=dim,
-        BLOCK_D=padded_dim(dim),
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
         num_warps=4,
-        num_stages=2,
+        num_stages=_stages(dim),
         **config,
         **launch_options(q.device),
     )
@@ -146,8 +167,20 @@ def bidirectional_attention(
 
 
 def _config(dtype: torch.dtype, dim: int) -> dict[str, int]:
-    small = dtype is torch.float32 or padded_dim(dim) > 128
-    return {"BLOCK_M": 64, "BLOCK_N": 32 if small else 64}
+    block_d, rest = _columns(dim)
+    small = dtype is torch.float32 or block_d + rest > 128
+    return {"BLOCK_M": 64, "BLOCK_N": 32 if small else 64, "BLOCK_D": block_d, "REST": rest}
+
+
+def _columns(dim: int) -> tuple[int, int]:
+    """The powers of two that a head is computed in: one, or two where these have fewer columns together."""
+    whole, first = padded_dim(dim), 1 << (dim.bit_length() - 1)
+    rest = padded_dim(dim - first) if dim > first else 0
+    return (first, rest) if rest and first >= LEAST_FIRST and first + rest < whole else (whole, 0)
+
+
+def _stages(dim: int) -> int:
+    return 3 if _columns(dim)[1] else 2
 
 
 def _register() -> None:
@@ -156,13 +189,13 @@ def _register() -> None:
         pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
         scalars = {"starts_ptr": f"*{I32}", "scale_log2": FP32, "num_rows": I32, **strides}
         for dim in _HEAD_DIMS:
-            tile = {**_config(torch_dtype, dim), "HEAD_DIM": dim, "BLOCK_D": padded_dim(dim), "PRECISION": "tf32"}
+            tile = {**_config(torch_dtype, dim), "HEAD_DIM": dim, "PRECISION": "tf32"}
             for windowed in (False, True) if dim == 64 else (False,):
                 register_aot(
                     _bidirectional_kernel,
                     {**pointers, **scalars, **({"window": I32} if windowed else {})},
                     [tile if windowed else {**tile, "window": None}],
-                    options={"num_warps": 4, "num_stages": 2},
+                    options={"num_warps": 4, "num_stages": _stages(dim)},
                     min_sm=75 if dtype == FP16 else 80,
                     compact=dtype == FP16 and dim == 64 and not windowed,
                 )

@@ -319,7 +319,7 @@ def _register_tiles(
         "tokens": I32,
         "qkv_stride": I32_DIVISIBLE,
         "page_stride": I32_DIVISIBLE,
-        "head_stride": I32_DIVISIBLE,
+        "head_stride": dim,  # in pages of one token a head's width
         "q_heads": I32,
         "kv_heads": I32,
         "eps": FP32,

@@ -38,7 +38,13 @@ def gpu_weights(service: InferenceService, model: FetchedModel) -> WeightMemory:
     if layer:
         # Another stage may have a layer of them more.
         size -= max(min(_asked_on_host(service) // layer, most // service.parallelism.pipeline) - 1, 0.0) * layer
+    size += _seeing(service, found[0])
     return WeightMemory(size, size)
+
+
+def _seeing(service: InferenceService, report: WeightReport) -> int:
+    """Bytes of what sees images, in 16 bits, and of its pass over the largest."""
+    return 0 if given(service).get("language-model-only", "false") != "false" else report.vision
 
 
 def hosted_experts(service: InferenceService, model: FetchedModel) -> float:
@@ -64,8 +70,8 @@ def host_weights(service: InferenceService, model: FetchedModel) -> WeightMemory
     if isinstance(found, str):
         return WeightMemory(unknown=found)
     _, kind = found
-    whole = kind.embedding + kind.head + kind.ranks[0]
-    return WeightMemory(min(whole, kind.host), max(whole, kind.host))
+    whole, seeing = kind.embedding + kind.head + kind.ranks[0], _seeing(service, found[0])
+    return WeightMemory(min(whole, kind.host) + seeing, max(whole, kind.host) + 2 * seeing)
 
 
 def _reported(service: InferenceService, model: FetchedModel) -> tuple[WeightReport, KindBytes] | str:

@@ -22,6 +22,7 @@ _NAMES = (
     "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras", "speculative-config", _KV_EVENTS,
     "disable-hybrid-kv-cache-manager", "num-state-snapshots", "enable-prefix-caching", "quantize-head",
     "quantize-embedding", "batch-invariant", "dtype", "runner", "cpu-offload-experts",
+    "language-model-only",
 )  # fmt: skip
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 

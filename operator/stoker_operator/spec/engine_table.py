@@ -11,6 +11,7 @@ SETTINGS: frozenset[str] = frozenset({
     "allow-credentials",
     "allow-runtime-lora-updating",
     "allowed-headers",
+    "allowed-media-domains",
     "allowed-methods",
     "allowed-origins",
     "api-key",
@@ -47,6 +48,8 @@ SETTINGS: frozenset[str] = frozenset({
     "kernel",
     "kv-cache-dtype",
     "kv-events-config",
+    "language-model-only",
+    "limit-mm-per-prompt",
     "log-json",
     "log-level",
     "lora-embeddings",
@@ -118,6 +121,7 @@ SWITCHES: frozenset[str] = frozenset({
     "enable-prefix-caching",
     "enable-sleep-mode",
     "enforce-eager",
+    "language-model-only",
     "log-json",
     "lora-embeddings",
     "ssl-probes-without-cert",
@@ -127,6 +131,7 @@ SWITCHES: frozenset[str] = frozenset({
 
 WORDS: frozenset[str] = frozenset({
     "allowed-headers",
+    "allowed-media-domains",
     "allowed-methods",
     "allowed-origins",
     "lora-modules",
@@ -192,30 +197,31 @@ VLLM_UNSUPPORTED: frozenset[str] = frozenset({
     "lora-extra-vocab-size", "lora-target-modules", "mamba-backend", "mamba-block-size", "mamba-cache-mode",
     "mamba-ssm-cache-dtype", "max-log-len", "max-prompt-adapter-token", "max-prompt-adapters", "middleware",
     "mm-encoder-attn-backend", "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path",
-    "mm-encoder-fp8-scale-save-margin", "mm-encoder-fp8-scale-save-path", "mm-encoder-only", "mm-tensor-ipc",
-    "model-loader-extra-config", "moe-backend", "multi-step-stream-outputs", "ngram-prompt-lookup-max",
-    "ngram-prompt-lookup-min", "num-lookahead-slots", "num-redundant-experts", "num-speculative-tokens", "numa-bind",
-    "numa-bind-cpus", "numa-bind-nodes", "offload-backend", "offload-group-size", "offload-num-in-group",
-    "offload-params", "offload-prefetch-step", "override-attention-dtype", "override-generation-config",
-    "override-neuron-config", "profiler-config", "prompt-adapters", "pt-load-map-location",
-    "qlora-adapter-name-or-path", "quantization-config", "quantization-param-path", "ray-workers-use-nsight",
-    "reasoning-config", "reasoning-parser-plugin", "renderer-num-workers", "return-tokens-as-token-ids",
-    "rope-scaling", "rope-theta", "safetensors-load-strategy", "scheduler-cls", "scheduler-reserve-full-isl",
-    "show-hidden-metrics-for-version", "shutdown-timeout", "skip-tokenizer-init", "spec-decoding-acceptance-method",
-    "specialize-active-lora", "speculative-disable-by-batch-size", "speculative-disable-mqa-scorer",
-    "speculative-draft-tensor-parallel-size", "speculative-max-model-len", "speculative-model",
-    "speculative-model-quantization", "stream-interval", "tokenizer-pool-extra-config", "tokenizer-pool-size",
-    "tokenizer-pool-type", "tokenizer-revision", "tokens-only", "tool-parser-plugin", "tool-server",
-    "typical-acceptance-sampler-posterior-alpha", "typical-acceptance-sampler-posterior-threshold", "ubatch-size",
-    "uds", "uvicorn-log-level", "weight-transfer-config", "worker-extension-cls", "worker-use-ray",
+    "mm-encoder-fp8-scale-save-margin", "mm-encoder-fp8-scale-save-path", "mm-encoder-only", "mm-processor-kwargs",
+    "mm-tensor-ipc", "model-loader-extra-config", "moe-backend", "multi-step-stream-outputs",
+    "ngram-prompt-lookup-max", "ngram-prompt-lookup-min", "num-lookahead-slots", "num-redundant-experts",
+    "num-speculative-tokens", "numa-bind", "numa-bind-cpus", "numa-bind-nodes", "offload-backend",
+    "offload-group-size", "offload-num-in-group", "offload-params", "offload-prefetch-step",
+    "override-attention-dtype", "override-generation-config", "override-neuron-config", "profiler-config",
+    "prompt-adapters", "pt-load-map-location", "qlora-adapter-name-or-path", "quantization-config",
+    "quantization-param-path", "ray-workers-use-nsight", "reasoning-config", "reasoning-parser-plugin",
+    "renderer-num-workers", "return-tokens-as-token-ids", "rope-scaling", "rope-theta", "safetensors-load-strategy",
+    "scheduler-cls", "scheduler-reserve-full-isl", "show-hidden-metrics-for-version", "shutdown-timeout",
+    "skip-tokenizer-init", "spec-decoding-acceptance-method", "specialize-active-lora",
+    "speculative-disable-by-batch-size", "speculative-disable-mqa-scorer", "speculative-draft-tensor-parallel-size",
+    "speculative-max-model-len", "speculative-model", "speculative-model-quantization", "stream-interval",
+    "tokenizer-pool-extra-config", "tokenizer-pool-size", "tokenizer-pool-type", "tokenizer-revision", "tokens-only",
+    "tool-parser-plugin", "tool-server", "typical-acceptance-sampler-posterior-alpha",
+    "typical-acceptance-sampler-posterior-threshold", "ubatch-size", "uds", "uvicorn-log-level",
+    "weight-transfer-config", "worker-extension-cls", "worker-use-ray",
 })
 
 VLLM_SWITCHES: frozenset[str] = frozenset({
     "async-scheduling", "disable-async-output-proc", "disable-chunked-mm-input", "disable-frontend-multiprocessing",
     "disable-log-stats", "disable-mm-preprocessor-cache", "enable-chunked-prefill", "enable-flashinfer-autotune",
     "enable-offline-docs", "enable-prompt-tokens-details", "enable-request-id-headers", "enable-server-load-tracking",
-    "enable-ssl-refresh", "enable-tokenizer-info-endpoint", "interleave-mm-strings", "language-model-only",
-    "skip-mm-profiling", "trust-remote-code", "use-tqdm-on-load", "use-v2-block-manager",
+    "enable-ssl-refresh", "enable-tokenizer-info-endpoint", "interleave-mm-strings", "skip-mm-profiling",
+    "trust-remote-code", "use-tqdm-on-load", "use-v2-block-manager",
 })
 
 VLLM_ONE_WORD: frozenset[str] = frozenset({
@@ -227,14 +233,14 @@ VLLM_ONE_WORD: frozenset[str] = frozenset({
 
 VLLM_WORD: frozenset[str] = frozenset({
     "allowed-local-media-path", "attention-backend", "attention-config", "compilation-config",
-    "data-parallel-backend", "distributed-executor-backend", "guided-decoding-backend", "limit-mm-per-prompt",
+    "data-parallel-backend", "distributed-executor-backend", "guided-decoding-backend",
     "long-prefill-token-threshold", "max-cudagraph-capture-size", "max-long-partial-prefills",
     "max-num-partial-prefills", "max-parallel-loading-workers", "max-seq-len-to-capture", "media-io-kwargs",
-    "mm-encoder-tp-mode", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-processor-kwargs",
-    "mm-shm-cache-max-object-size-mb", "model-impl", "num-scheduler-steps", "optimization-level", "performance-mode",
-    "preemption-mode", "prefix-caching-hash-algo", "structured-outputs-config", "video-pruning-rate",
+    "mm-encoder-tp-mode", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-shm-cache-max-object-size-mb",
+    "model-impl", "num-scheduler-steps", "optimization-level", "performance-mode", "preemption-mode",
+    "prefix-caching-hash-algo", "structured-outputs-config", "video-pruning-rate",
 })
 
 VLLM_WORDS: frozenset[str] = frozenset({
-    "allowed-media-domains", "cuda-graph-sizes", "cudagraph-capture-sizes",
+    "cuda-graph-sizes", "cudagraph-capture-sizes",
 })

@@ -33,7 +33,8 @@ class WeightReport:
     `stages`: bytes of the layers of the fullest of 1, 2, 3, … stages of a pipeline, as the checkpoint has them;
     `fp8_head`: of the head with --quantize-head fp8; `q8_embedding`: of the embedding with --quantize-embedding q8_0, 0
     where the engine refuses that, or nothing was reported of it. `method`: how the checkpoint is quantized, "" where it
-    is not; `pools`: the model embeds or scores, and has no head; `expert_layers`: how many layers have experts.
+    is not; `pools`: the model embeds or scores, and has no head; `expert_layers`: how many layers have experts;
+    `vision`: what sees images, weights and a pass of it, on each GPU that embeds tokens.
     """
 
     stages: tuple[int, ...]
@@ -43,6 +44,7 @@ class WeightReport:
     pools: bool = False
     q8_embedding: int = 0
     expert_layers: int = 0
+    vision: int = 0
 
 
 def read_weights(raw: Any) -> WeightReport | None:
@@ -50,7 +52,7 @@ def read_weights(raw: Any) -> WeightReport | None:
     try:
         kinds = {str(name): _kind(each) for name, each in raw["kinds"].items()}
         method, pools = str(raw["method"]), bool(raw["pools"])
-        more = (_size(raw.get(name, 0)) for name in ("q8Embedding", "expertLayers"))
+        more = (_size(raw.get(name, 0)) for name in ("q8Embedding", "expertLayers", "vision"))
         return WeightReport(_sizes(raw["stages"]), _size(raw["fp8Head"]), kinds, method, pools, *more)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
@@ -61,6 +63,7 @@ def weights_status(report: WeightReport) -> dict[str, Any]:
     kinds = {name: {**asdict(kind), "ranks": list(kind.ranks)} for name, kind in report.kinds.items()}
     told = {"method": report.method, "pools": report.pools, "fp8Head": report.fp8_head}
     told |= {"q8Embedding": report.q8_embedding, "expertLayers": report.expert_layers}
+    told |= {"vision": report.vision} if report.vision else {}
     return {**told, "stages": list(report.stages), "kinds": kinds}
 
 

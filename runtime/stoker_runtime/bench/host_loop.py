@@ -94,7 +94,7 @@ class Idle:
     """An executor without a device. `began` and `ended`: the thread's seconds at the first launch and last result."""
 
     host_pages, host_page_tokens, page_size, verify_tokens = 0, 0.0, 64, 0
-    keeps_states = False
+    keeps_states = sees = whole_images = False
     snapshots, host_states, host_state_tokens = 0, 0, 0.0
     sight: Sight | None = None
     max_model_len, max_num_batched_tokens = 8192, 8192

@@ -147,7 +147,8 @@ class Executor(AnyExecutor, Protocol):
     `adapters` is None where none are served. A batch verifies up to `drafting.tokens` drafts a slot and `verify_tokens`
     tokens in all; where it is None no batch does. `draft_costs` is None unless a model drafts, which keeps pages of its
     own under the same numbers and computes the `catch_ups` of a batch. `sight` is None unless layers with a window give
-    up pages: a batch's updates name further page tables then, one for each of its `parts`.
+    up pages: a batch's updates name further page tables then, one for each of its `parts`. Where it `sees`, chunks may
+    show images; with `whole_images` one that shows a part of an image shows all of it that is left.
     """
 
     host_pages: int
@@ -157,6 +158,8 @@ class Executor(AnyExecutor, Protocol):
     drafting: Drafting | None
     verify_tokens: int
     sight: Sight | None
+    sees: bool
+    whole_images: bool
 
     @property
     def keeps_states(self) -> bool:

@@ -26,6 +26,7 @@ from stoker_runtime.request import (
     ConstraintKind,
     EngineStats,
     FinishReason,
+    Image,
     PoolingParams,
     Request,
     SamplingParams,
@@ -216,6 +217,7 @@ class Step:
 Message = Hello | Add | Abort | Load | Unload | Sleep | Wake | Stop | Ready | Failed | Refused | Adapters | Done | Step
 
 _PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "constraint")
+_IMAGE = tuple(each.name for each in fields(Image))
 _STATS = tuple(each.name for each in fields(EngineStats))
 _READY = tuple(each.name for each in fields(Ready))
 _REASONS = tuple(FinishReason)
@@ -335,17 +337,19 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
         None if pooling is None else (pooling.dimensions, pooling.normalize, pooling.second_segment),
         request.adapter,
+        [tuple(getattr(image, name) for name in _IMAGE) for image in request.images],
     )
 
 
 def _request_from_wire(values: Sequence[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling, adapter = values
+    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling, adapter, images = values
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
         known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
     pooled = None if pooling is None else PoolingParams(*pooling)
     asked = SamplingParams(**known)
-    return Request(name, unpacked(prompt), asked, arrival, priority, cache_salt, family, session, pooled, adapter)
+    how = asked, arrival, priority, cache_salt, family, session, pooled, adapter
+    return Request(name, unpacked(prompt), *how, images=tuple(Image(*each) for each in images))
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:

@@ -166,6 +166,8 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         prefix_caching=config.enable_prefix_caching and (not executor.keeps_states or executor.snapshots > 0),
         shares_prompts=not executor.keeps_states,
         snapshots=executor.snapshots,
+        sees=executor.sees,
+        whole_images=executor.whole_images,
         snapshot_tokens=SNAPSHOT_PAGES * executor.page_size,
         sight=executor.sight,
         seed=config.seed,

@@ -75,9 +75,9 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def upload(
-    values: Sequence[int] | Sequence[tuple[int, int]], device: torch.device, dtype: torch.dtype = torch.int32
+    values: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype = torch.int32
 ) -> torch.Tensor:
-    """`values` on the device, `[n]` or `[n, 2]`, without waiting for it."""
+    """`values` on the device, `[n]` or `[n, k]`, without waiting for it."""
     host = torch.tensor(values, dtype=dtype)
     # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,6 +33,8 @@ from stoker_runtime.executor.drafts.open import open_drafter
 from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
+from stoker_runtime.executor.images.open import open_images, read_tower
+from stoker_runtime.executor.images.plan import log_images, plan_images
 from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
 from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
@@ -151,6 +154,8 @@ def _build(
         blocks.announce(config.dtype)
         spec = with_hosted(config, spec, free_host_memory)
         hosted = hosted_bytes(spec, config.dtype, config.quantization)
+        embeds = rank is None or rank.place.is_first
+        seeing = plan_images(config, source, spec, embeds=embeds)
         if spec.moe is not None and hosted:
             layers = len(spec.moe.hosted)
             log.info("experts in host memory: %.2f GiB, of %d of %d layers", hosted / GIB, layers, spec.num_layers)
@@ -166,13 +171,15 @@ def _build(
         refuse_variant(draft.config, draft.spec, device)
         refuse_kind(draft.config, draft.spec, device)
     beside = draft.beside if draft else NOTHING_BESIDE
-    weights_bytes = device_bytes(spec, config.dtype, config.quantization) + (draft.weights if draft else 0)
+    weights_bytes = device_bytes(spec, config.dtype, config.quantization)
+    weights_bytes += (draft.weights if draft else 0) + (seeing.weights if seeing else 0)
     if not config.batch_invariant:
         supply_tiles(device, gemm_weights(spec, config.dtype, config.quantization), tune=config.tune)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.local_ranks)
     host = plan_host(config, spec, lambda: free_host_memory() - hosted, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
+    state += seeing.state if seeing else 0
     plan = plan_memory(config, spec, memory, weights_bytes, state, beside)
     dtype = TORCH_DTYPES[config.dtype]
     if rank is not None:
@@ -196,6 +203,7 @@ def _build(
 
     with phase("weights", seconds), torch.inference_mode():
         weights, *drafting = load(ahead)
+        images = None if seeing is None else open_images(seeing, config, source, device, dtype)
     with phase("cache", seconds), torch.inference_mode():
         decoder: Decoder
         adapters: AdapterMemory | None = None
@@ -208,7 +216,7 @@ def _build(
             sampler = rank.sampler
             adapters = rank.adapters(config, spec, dtype, device, cut) if config.enable_lora else None
         drafter = open_drafter(draft, drafting[0], decoder, plan.pages) if draft else None
-        executor = make(config, decoder, plan, device, host, sampler, adapters=adapters, drafter=drafter)
+        executor = make(config, decoder, plan, device, host, sampler, adapters=adapters, drafter=drafter, images=images)
     with phase("kernels", seconds):
         try:
             if device.type == "cuda":
@@ -221,6 +229,7 @@ def _build(
         executor.capture(FIRST_GRAPHS)
     if config.enable_sleep_mode:
         executor.sleeper = executor.sleep_kind(executor, load)
+        executor.sleeper.reload_tower = partial(read_tower, seeing, config, source, device, dtype) if seeing else None
     log.info("device: %s", executor.describe()["device"])
     for op, implementation in executor.kernels().items():
         log.info("kernel: %-22s %s", op, implementation)
@@ -233,6 +242,8 @@ def _build(
         log_states(config, spec)
     if spec.head_kind:
         log_head(config, spec)
+    if seeing is not None:
+        log_images(seeing)
     if weights.kv_scales is not None:
         _log_kv_scales(config.kv_cache_dtype)
     if config.drafting is not None:

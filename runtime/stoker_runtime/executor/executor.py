@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
@@ -30,7 +29,8 @@ from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.graphs.spare_graphs import PREPARED_MODES
 from stoker_runtime.executor.graphs.step_shape import StepShape, pack_ragged, prompt_targets, sampled_rows
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
-from stoker_runtime.executor.kernel_names import kernels_in_use
+from stoker_runtime.executor.images.show import ImageSteps
+from stoker_runtime.executor.kernel_names import description, kernels_in_use
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, state_swaps
 from stoker_runtime.executor.rehearsal import rehearse_steps
@@ -41,6 +41,7 @@ from stoker_runtime.executor.states.memory import StateCopies
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.windows.layout import kv_layout
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.vision.tower import Tower
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.modes import GREEDY, MASKED
 from stoker_runtime.sampling.sampler import Sampler
@@ -66,6 +67,7 @@ class Executor:
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
         adapters: AdapterMemory | None = None,
         drafter: Drafter | None = None,
+        images: ImageSteps | None = None,
     ) -> None:
         spec = decoder.spec
         self.config = config
@@ -87,15 +89,15 @@ class Executor:
         self.sight = layout.sight
         self.arena = kv_arena(config, spec, plan.pages, device, layout.depth)
         self.drafter = drafter
-        # A page is one of each arena.
+        self.sees, self.whole_images = images is not None, images is not None and images.whole
         arenas = (self.arena,) if drafter is None else (self.arena, *drafter.arenas)
-        self._pages = [by_page(arena) for arena in arenas]
+        self._pages = [by_page(arena) for arena in arenas]  # a page is one of each
         held = [arena for arena in arenas if host.pages and arena.numel()]
         self._swaps = [PageSwap(arena, replace(host, page_bytes=arena[:, :, :1].nbytes)) for arena in held]
         self.adapters = adapters
         self.sleeper: DeviceSleep | None = None
         step = AdapterStep(config, adapters, device) if adapters is not None else None
-        self.body = StepBody(config, decoder, self.arena, device, make_sampler, step, drafter)
+        self.body = StepBody(config, decoder, self.arena, device, make_sampler, step, drafter, images)
         self._state_copies = StateCopies(self.body.states, state_swaps(self.body.states, host.states))
         self._decodes: tuple[int, ...] = ()
         self._adapted = False
@@ -127,6 +129,12 @@ class Executor:
         return self.config.num_state_snapshots if self.keeps_states else 0
 
     @property
+    def tower(self) -> Tower | None:
+        """What sees images on this rank."""
+        seeing = self.body.images
+        return seeing.encoder.tower if seeing is not None and seeing.encoder is not None else None
+
+    @property
     def states(self) -> tuple[torch.Tensor, ...]:
         """The states of all slots and prefixes, and what lets a step take drafts back."""
         return self.body.kept
@@ -145,6 +153,8 @@ class Executor:
         self._apply(batch)
         if not batch.prefills:
             return self._decode(batch)
+        if self.body.images is not None:
+            self.body.images.follow(batch.prefills)
         if any(chunk.targets for chunk in batch.prefills):
             return self._scored_prefill(batch)
         return self._mixed(batch)
@@ -226,12 +236,15 @@ class Executor:
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
         described = (len(batch.decodes), len(batch.prefills), tokens, self.body.sampler.mode_of(batch.row_slots))
         shape, graphed = self._shapes.ragged(*described, self._has_adapters(batch.row_slots))
+        if batch.shows_images:
+            shape, graphed = StepShape(*described, shape.adapters), False
         shape = self.body.wanted(shape, batch.sampled_slots)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         if graphed:
             return self._read_back(batch, shape, self.graphs.run(shape))
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
-        return self._read_back(batch, shape, self.body.mixed(shape, longest)[0])
+        showing = batch if batch.shows_images else None
+        return self._read_back(batch, shape, self.body.mixed(shape, longest, showing=showing)[0])
 
     def _scored_prefill(self, batch: Batch) -> Launched:
         """A step with prompt log-probabilities: always eager, because its extra rows vary."""
@@ -241,8 +254,8 @@ class Executor:
         shape = self.body.wanted(shape, batch.sampled_slots)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         targets, rows = prompt_targets(batch)
-        longest = max(len(chunk.token_ids) for chunk in batch.prefills)
-        logits, hidden = self.body.mixed(shape, longest, upload(rows, self.device, torch.int64))
+        longest, showing = max(len(chunk.token_ids) for chunk in batch.prefills), batch if batch.shows_images else None
+        logits, hidden = self.body.mixed(shape, longest, upload(rows, self.device, torch.int64), showing)
         scored = self._prompt_logprobs(batch, hidden, targets)
         launched = self._read_back(batch, shape, logits)
         launched.prompt_logprobs = scored
@@ -317,29 +330,8 @@ class Executor:
             launched.event.record()
 
     def describe(self) -> dict[str, str]:
-        """What the start-up log and `/version` say of this rank."""
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        return {
-            "model": self.config.model,
-            "architecture": self.decoder.spec.architecture,
-            "device": name,
-            "dtype": self.config.dtype,
-            "kv_cache_dtype": self.config.kv_cache_dtype,
-            "quantization": self.config.quantization,
-            **({"output_head": self.config.quantize_head} if self.config.quantize_head != "none" else {}),
-            "pages": str(self.num_pages),
-            "page_size": str(self.page_size),
-            **({"batch_invariant": "yes"} if self.config.batch_invariant else {}),
-            **({"window": str(self.sight.window)} if self.sight is not None else {}),
-            "host_pages": str(self.host_pages),
-            **({"speculation": str(self.drafting)} if self.drafting is not None else {}),
-            **({"draft_model": str(self.drafter.model)} if self.drafter is not None else {}),
-            **({"adapter_slots": str(self.adapters.slots)} if self.adapters is not None else {}),
-            "graphs": str(self.graphs.captured),
-            **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},
-            **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
-            **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
-        }
+        """What the start-up log and `/version` say of it."""
+        return description(self)
 
     def kernels(self) -> dict[str, str]:
         """What runs each op that a step has used so far."""
@@ -348,12 +340,18 @@ class Executor:
 
     def rehearse(self) -> None:
         """Run every kind of step, and what happens between steps: for a rehearsal."""
+        if self.body.images is not None:
+            self.body.images.rehearse()
         rehearse_steps(self.body, self._shapes, self.max_num_batched_tokens, self._pages, self._updates)
         self._state_copies.rehearse()
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:
-        """Run greedy decodes of these padded sizes, over padding, and copy a blank page: so kernels are loaded."""
+        """Run greedy decodes of these padded sizes, over padding, and copy a blank page: so kernels are loaded; and see
+        a blank image.
+        """
+        if self.body.images is not None:
+            self.body.images.rehearse()
         for pages in self._pages:
             copy_pages(pages, pages, upload([(0, 0)], self.device))
         for shape in self.graphs.missing(self._planned((GREEDY,))):
@@ -388,9 +386,11 @@ class Executor:
         self._decodes = ()
 
     def forget_steps(self) -> None:
-        """Drop what holds addresses of weights and pages: graphs, and tapes."""
+        """Drop what holds addresses of weights and pages: graphs, and tapes; and what is kept of images."""
         self.graphs.clear()
         self.body.tapes.clear()
+        if self.body.images is not None:
+            self.body.images.forget()
 
     def close(self) -> None:
         """Release graphs, device memory and the host pool."""

@@ -7,15 +7,24 @@ Knows nothing of steps, nor of how an op keeps its promise.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from stoker_kernels.attention import attention_kernels
 from stoker_kernels.gemm import shape_refusal
 from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_kernels.launch.chip import LEAST_SM
 from stoker_kernels.quant import FP8
+from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.cuda_graphs import StepGraphs
+from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.kvcache.sight import Sight
+from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import Parameter, Role, stored_kind
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
@@ -46,6 +55,58 @@ def kernels_in_use(spec: ModelSpec, device: torch.device, kv_dtype: torch.dtype)
             slopes=bool(spec.slopes), patterns=spec.sparse is not None,
         )
     return chosen
+
+
+class Described(Protocol):
+    """What an executor is known by."""
+
+    config: EngineConfig
+    decoder: Decoder
+    device: torch.device
+    num_pages: int
+    page_size: int
+    host_pages: int
+    sight: Sight | None
+    drafting: Drafting | None
+    drafter: Drafter | None
+    adapters: AdapterMemory | None
+    graphs: StepGraphs
+    sees: bool
+    start_seconds: dict[str, float]
+
+    def kernels(self) -> dict[str, str]:
+        """Op → implementation."""
+        ...
+
+
+def description(executor: Described) -> dict[str, str]:
+    """What the start-up log and `/version` say of one rank."""
+    config, device = executor.config, executor.device
+    rare = {
+        "output_head": config.quantize_head if config.quantize_head != "none" else "",
+        "batch_invariant": "yes" if config.batch_invariant else "",
+        "window": str(executor.sight.window) if executor.sight is not None else "",
+        "images": "yes" if executor.sees else "",
+        "speculation": str(executor.drafting or ""),
+        "draft_model": str(executor.drafter.model) if executor.drafter is not None else "",
+        "adapter_slots": str(executor.adapters.slots) if executor.adapters is not None else "",
+    }
+    return {
+        "model": config.model,
+        "architecture": executor.decoder.spec.architecture,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "dtype": config.dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "quantization": config.quantization,
+        "pages": str(executor.num_pages),
+        "page_size": str(executor.page_size),
+        "host_pages": str(executor.host_pages),
+        **{name: value for name, value in rare.items() if value},
+        "graphs": str(executor.graphs.captured),
+        **{f"kernel.{op}": kernel for op, kernel in executor.kernels().items()},
+        **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
+        **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in executor.start_seconds.items()},
+    }
 
 
 def refuse_kind(config: EngineConfig, spec: ModelSpec | EncoderSpec, device: torch.device) -> None:

@@ -33,6 +33,7 @@ from stoker_runtime.executor.host_memory import free_host_memory
 from stoker_runtime.executor.resolve import GIB, MemoryPlan
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.vision.tower import Tower
 from stoker_runtime.process.heap import blank, return_free_memory
 from stoker_runtime.request import KV_CACHE, WAKE_TAGS, WEIGHTS
 from stoker_runtime.weights.copy_lanes import locked_pages, unlock_pages
@@ -55,6 +56,8 @@ class Holder(Protocol):
     def states(self) -> tuple[Tensor, ...]: ...
     @property
     def drafter(self) -> Drafter | None: ...
+    @property
+    def tower(self) -> Tower | None: ...
     @property
     def adapters(self) -> AdapterMemory | None: ...
     def forget_steps(self) -> None: ...
@@ -120,6 +123,8 @@ class DeviceSleep:
         arenas = (executor.arena,) if drafter is None else (executor.arena, *drafter.arenas)
         self._decoders = [executor.decoder] if drafter is None else [executor.decoder, drafter.decoder]
         self._kv = [Block(tensor.untyped_storage()) for tensor in (*arenas, *executor.states, *slabs)]
+        self.reload_tower: Callable[[], dict[str, Tensor]] | None = None
+        """Reads the weights of what sees from their files again."""
         self._weights: list[Block] = []
         """What the weights stand in; where the host keeps them, they come back from there."""
 
@@ -277,6 +282,8 @@ class DeviceSleep:
         if not self.host_bytes:
             for decoder in self._decoders:
                 decoder.renew(hollow(decoder.weights))
+            if (tower := self._executor.tower) is not None:
+                tower.renew({})
         self._gone.add(WEIGHTS)
 
     def _take_workspace(self) -> None:
@@ -289,6 +296,8 @@ class DeviceSleep:
         if not self.host_bytes:
             for decoder, weights in zip(self._decoders, self._reload(), strict=True):
                 decoder.renew(weights)
+            if (tower := self._executor.tower) is not None and self.reload_tower is not None:
+                tower.renew(self.reload_tower())
             if self._executor.adapters is not None:
                 self._executor.adapters.read_again()
             return
@@ -297,7 +306,9 @@ class DeviceSleep:
 
     def _blocks(self) -> list[Block]:
         """What the weights stand in."""
-        return [block for decoder in self._decoders for block in blocks_of(decoder.weights)]
+        tower = self._executor.tower
+        seeing = blocks_of(tuple(tower.weights.values())) if tower is not None else []
+        return [block for decoder in self._decoders for block in blocks_of(decoder.weights)] + seeing
 
     def _forget_kept(self) -> None:
         for block in self._weights:
@@ -326,7 +337,7 @@ def locked(nbytes: int) -> Tensor:
         ) from error
 
 
-def blocks_of(weights: DecoderWeights) -> list[Block]:
+def blocks_of(weights: DecoderWeights | tuple[Tensor, ...]) -> list[Block]:
     """The memory of all tensors, each once, but for experts that rest in host memory: these stay."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(weights):

@@ -26,6 +26,7 @@ from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.graphs.step_shape import StepShape
+from stoker_runtime.executor.images.show import ImageSteps
 from stoker_runtime.executor.prefix.steps import SharedSteps
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.executor.state import RaggedBuffers, Staging, allocate_slots, allocate_tables
@@ -38,6 +39,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.sampling.modes import MASKED
 from stoker_runtime.sampling.sampler import Sampler
+from stoker_runtime.step.batch import Batch
 
 
 class StepBody:
@@ -52,12 +54,15 @@ class StepBody:
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
         adapters: AdapterStep | None = None,
         drafter: Drafter | None = None,
+        images: ImageSteps | None = None,
     ) -> None:
-        """`adapters`: None where the engine serves none; `drafter`: None where no model drafts."""
+        """`adapters`: None where the engine serves none; `drafter`: None where no model drafts; `images`: None for a
+        model that sees none.
+        """
         spec = decoder.spec
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         self.decoder = decoder
-        self.adapters = adapters
+        self.adapters, self.images = adapters, images
         self.page_size = config.page_size
         self.states = state_arena(rows + config.num_state_snapshots, spec, decoder.dtype, device)
         self._drafted: DraftedStates | None = None
@@ -147,7 +152,8 @@ class StepBody:
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(row_slots, starts)
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
+        rotation = None if self.images is None else self.images.rotation(row_slots, out.positions)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters, rotation=rotation)
         if self.near is not None:
             inputs = replace(inputs, pages=self.near.of_decode(row_slots, self.slots, self.page_size, out, meta))
         logits = self._scored(inputs, shape)
@@ -173,7 +179,10 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(out.slots, starts)
         drafts = DraftRows(row_slots, out.seq_lens, shape.drafts + 1) if self._drafted is not None else None
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters, drafts=drafts)
+        rotation = None if self.images is None else self.images.rotation(out.slots, out.positions)
+        inputs = ForwardInputs(
+            out.ids, out.positions, out.slot_mapping, meta, None, adapters, drafts=drafts, rotation=rotation
+        )
         logits = self._scored(inputs, shape)
         if self._head is not None:
             self._head.settle(out, self.slots)
@@ -182,9 +191,13 @@ class StepBody:
         return logits
 
     def mixed(
-        self, shape: StepShape, max_query_len: int, extra_rows: torch.Tensor | None = None
+        self,
+        shape: StepShape,
+        max_query_len: int,
+        extra_rows: torch.Tensor | None = None,
+        showing: Batch | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decodes and prefill chunks together; `max_query_len` bounds the chunks.
+        """Decodes and prefill chunks together; `max_query_len` bounds the chunks. `showing`: a step that has images.
 
         Returns the logits of the rows' last tokens `[rows, V]`, or this rank's part, and the hidden states of
         `extra_rows` (tokens).
@@ -200,7 +213,16 @@ class StepBody:
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_mixed(packed.row_slots, packed.query_start, tokens, extra_rows)
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted, adapters)
+        rotation, shown, spans = None, None, None
+        if self.images is not None:
+            rotation = self.images.rotation_of_rows(packed.row_slots, packed.query_start, out.positions)
+            if showing is not None:
+                rotation = self.images.rotation_among_images(showing, rotation, self.decoder.rotary_table)
+                shown, spans = self.images.shown(showing), self.images.spans(showing)
+        inputs = ForwardInputs(
+            out.ids, out.positions, out.slot_mapping, meta, wanted, adapters,
+            rotation=rotation, images=shown, spans=spans,
+        )  # fmt: skip
         if self.near is not None:
             inputs = replace(inputs, pages=self.near.of_mixed(packed, self.slots, self.page_size, out, meta))
         hidden = self._forward(inputs)

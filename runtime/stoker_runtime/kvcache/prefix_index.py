@@ -2,6 +2,7 @@
 
 A page's key is a digest of its parent's key and its own token ids, so one key names the whole prefix up to the
 page's end. The root key comes from the request's `cache_salt` and adapter: two salts, or adapters, never share a page.
+Tokens that stand for an image say nothing of it, so its digest is part of every page's key that it reaches into.
 
 Invariants: only full pages have a key; a key has one page and a page one key; idle are exactly the keyed pages that no
 sequence references, least recently used first, those of sessions after all others.
@@ -12,7 +13,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from stoker_runtime.request import Image
 
 KEY_BYTES = 16
 
@@ -23,8 +27,10 @@ def root_key(cache_salt: str, adapter: int = 0) -> bytes:
     return blake2b(cache_salt.encode(), digest_size=KEY_BYTES, salt=salt, person=b"stoker-prefix").digest()
 
 
-def extend_keys(keys: list[bytes], tokens: array[int], page_size: int, root: bytes) -> None:
-    """Append to `keys` one key per full page of `tokens` that has none yet.
+def extend_keys(
+    keys: list[bytes], tokens: array[int], page_size: int, root: bytes, images: Sequence[Image] = ()
+) -> None:
+    """Append to `keys` one key per full page of `tokens` that has none yet; `images` stand among the tokens.
 
     The digest is cryptographic: a caller who could make two prefixes collide could read another's cache.
     """
@@ -33,6 +39,9 @@ def extend_keys(keys: list[bytes], tokens: array[int], page_size: int, root: byt
     for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
         digest = blake2b(parent, digest_size=KEY_BYTES)
         digest.update(view[start : start + page_size])
+        for image in images:
+            if image.at < start + page_size and start < image.end:
+                digest.update(image.digest + image.at.to_bytes(8, "little"))
         parent = digest.digest()
         keys.append(parent)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.activation import scale_and_cap, sigmoid_mul
-from stoker_kernels.attention import BlockPattern, paged_attention, shared_prefix_attention
+from stoker_kernels.attention import BlockPattern
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
@@ -37,6 +37,7 @@ from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, linear_form
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.activation import Activation
+from stoker_runtime.models.layers.heads import Rare, attend_pages
 from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.query import Queries
@@ -133,6 +134,8 @@ class Decoder:
                 adapters = adapters and adapters.beyond_attention
             update, beside = self._beyond_attention(index, heads, hidden, residual, slots, adapters)
             if not last:
+                if inputs.images is not None and index < len(inputs.images.deeper):
+                    residual.index_add_(0, inputs.images.rows, inputs.images.deeper[index])
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
 
@@ -172,6 +175,11 @@ class Decoder:
         """What this rank has of the logits of `[S, H]` by itself, in memory of `out [S, V]`: of one rank all."""
         return self.logits(hidden, out, adapters)
 
+    @property
+    def rotary_table(self) -> Tensor:
+        """That of the first layer, `[positions, D]` fp32."""
+        return self._cos_sin[0]
+
     def _scores(self, hidden: Tensor, out: Tensor | None, adapters: AdapterInputs | None) -> Tensor:
         """`logits` of all tokens, of those too that are never written."""
         spec = self.spec
@@ -187,6 +195,8 @@ class Decoder:
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
         stream = self._embedded(inputs)
+        if inputs.images is not None:
+            stream.index_copy_(0, inputs.images.rows, inputs.images.states)
         if self.weights.embed_norm is None:
             return stream
         return layer_norm(stream, self.weights.embed_norm, self.weights.embed_norm_bias, self.spec.eps)
@@ -270,11 +280,14 @@ class Decoder:
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
             self._norm_together(qkv, (q_norm, k_norm))
             q_norm = k_norm = None
+        rotation = inputs.rotation
+        positions = inputs.positions if rotation is None else rotation.positions
+        table = self._cos_sin[index] if rotation is None or rotation.table is None else rotation.table
         query = qk_norm_rope_kv_write(
             qkv,
-            inputs.positions,
+            positions,
             pages.slot_mapping,
-            self._cos_sin[index],
+            table,
             k_cache,
             v_cache,
             num_q_heads=spec.heads,
@@ -289,23 +302,8 @@ class Decoder:
             v_scale=v_scale,
         )
         self._queries.finish(query, inputs.positions, layer)
-        operands = (query, k_cache, v_cache, pages.attention)
-        if pages.attention.shared is not None:
-            output = shared_prefix_attention(
-                *operands, scale=spec.attention_scale, k_scale=k_scale, v_scale=v_scale
-            )
-        else:
-            output = paged_attention(
-                *operands,
-                scale=spec.attention_scale,
-                window=spec.windows[index],
-                softcap=spec.attention_softcap,
-                sinks=layer.sinks,
-                slopes=self._slopes,
-                pattern=self._patterns[index],
-                k_scale=k_scale,
-                v_scale=v_scale,
-            )
+        rare = Rare(layer.sinks, self._slopes, self._patterns[index])
+        output = attend_pages(spec, index, query, (k_cache, v_cache), inputs, rare, (k_scale, v_scale))
         heads = output.view(output.shape[0], spec.q_size)
         return heads if gate is None else sigmoid_mul(heads, gate)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
 from stoker_kernels.gemm import adapted_linear, adapted_silu_mul, linear
+from stoker_kernels.image_attention import ImageSpans
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, add_lora_embedding
 from stoker_kernels.quant import AnyWeight, Quantized
 from stoker_kernels.recurrence import DraftRows
@@ -82,6 +83,27 @@ class StateTaps:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownImages:
+    """What of a step's tokens shows images: `states [n, H]` are in place of the embedding at `rows [n]` int64, and
+    `deeper[i] [n, H]` is added to the stream of these rows behind layer i.
+    """
+
+    rows: Tensor
+    states: Tensor
+    deeper: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What queries and keys are rotated by where that is not their tokens' places: the rows `positions [T]` int32 of
+    the rotary table, or of the step's own `table [T, D]`.
+    """
+
+    positions: Tensor
+    table: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class PagesOfLayer:
     """Where a layer's keys and values go, `slot_mapping [T]` as of `ForwardInputs`, and what its attention reads."""
 
@@ -98,6 +120,8 @@ class ForwardInputs:
     int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one. `taps`: None
     where nothing drafts from the model's states. `pages`: of each layer, where not all have the same; else ().
     `drafts`: of a model whose layers keep a state, the rows of a step whose last tokens may be taken back; else None.
+    `rotation`: None where tokens are rotated by their places. `images`: None where the step shows none. `spans`: of
+    these, where their tokens see each other; else None.
     """
 
     ids: Tensor
@@ -109,6 +133,9 @@ class ForwardInputs:
     taps: StateTaps | None = None
     pages: tuple[PagesOfLayer, ...] = ()
     drafts: DraftRows | None = None
+    rotation: Rotation | None = None
+    images: ShownImages | None = None
+    spans: ImageSpans | None = None
 
     def of_layer(self, index: int) -> ForwardInputs | PagesOfLayer:
         """What says where the pages of layer `index` are."""

@@ -24,7 +24,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"
 
 def read_rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec:
     """The rotary embedding that `config` describes for heads of `head_dim`."""
-    parameters = _merged_parameters(config)
+    parameters = merged_parameters(config)
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     kind = ALIASES.get(kind, kind)
     if kind not in KINDS:
@@ -78,7 +78,8 @@ def max_position(config: Mapping[str, Any], rope: RopeSpec) -> int:
     return configured
 
 
-def _merged_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def merged_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of rotation, wherever it says it."""
     merged: dict[str, Any] = {
         key: config[key] for key in ("rope_theta", "partial_rotary_factor") if config.get(key) is not None
     }

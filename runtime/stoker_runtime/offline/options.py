@@ -40,7 +40,7 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "chat_template": (None,),
 }
 """What asks for nothing, where vLLM's flag of that name is refused whatever its value, or is none."""
-ANY_VALUE = ("served_model_name",)
+ANY_VALUE = ("served_model_name", "limit_mm_per_prompt", "allowed_media_domains")
 """Of a server alone."""
 MAX_LOGPROBS = 20
 TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embedding", "score", "pooling"), "pooling")

@@ -55,7 +55,8 @@ def shared_tokens(spec: ModelSpec, config: EngineConfig) -> range:
 
 def shares_for(inputs: ForwardInputs, dtype: torch.dtype, exchange: RowShares) -> tuple[Share, ...]:
     """Whose rows of a step are whose; () where it goes the ordinary way."""
-    if inputs.adapters is not None or inputs.taps is not None or inputs.logits_rows is None:
+    beside = (inputs.adapters, inputs.taps, inputs.images)
+    if inputs.logits_rows is None or any(each is not None for each in beside):
         return ()
     return exchange.shares(len(inputs.ids), dtype)
 

@@ -1,7 +1,7 @@
 """A step as bytes: what the leader writes once and every rank reads.
 
-Numbers of a batch are one array of int32; the parameters of new sequences, which are rare, are pickled behind them. A
-decode of the same sequences as the step before says just that.
+Numbers of a batch are one array of int32; the parameters of new sequences and images, which are rare, are pickled
+behind them. A decode of the same sequences as the step before says just that.
 
 Invariants: a reader that has read every message since the first gives back exactly what was written. Torch-free.
 Knows nothing of how bytes travel.
@@ -12,10 +12,12 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from stoker_runtime.parallel.adapter_order import AdapterOrder
+from stoker_runtime.request import Image
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 
 STEP, IDLE, STOP, ADAPTER = 1, 2, 3, 4
@@ -45,7 +47,7 @@ class Wire:
         for chunks in (batch.prefills, batch.catch_ups):
             numbers.append(len(chunks))
             for chunk in chunks:
-                numbers.extend((chunk.slot, chunk.start, chunk.sample))
+                numbers.extend((chunk.slot, chunk.start, chunk.sample, chunk.shift))
                 _put(numbers, chunk.token_ids)
                 _put(numbers, chunk.targets)
         numbers.append(len(batch.page_updates))
@@ -54,7 +56,8 @@ class Wire:
             _put(numbers, update.pages)
         for name in PAIR_FIELDS:
             _put(numbers, tuple(number for pair in getattr(batch, name) for number in pair))
-        rest = pickle.dumps(batch.assigns, protocol=5) if batch.assigns else b""
+        images = tuple((at, chunk.images) for at, chunk in enumerate(batch.prefills) if chunk.images)
+        rest = pickle.dumps((batch.assigns, images), protocol=5) if batch.assigns or images else b""
         return array("i", (len(numbers),)).tobytes() + numbers.tobytes() + rest
 
     def decode(self, message: bytes) -> Batch | AdapterOrder | int:
@@ -75,7 +78,8 @@ class Wire:
         prefills, catch_ups = _chunks(numbers), _chunks(numbers)
         updates = tuple(_update(numbers) for _ in range(next(numbers)))
         pairs: dict[str, Any] = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
-        assigns = pickle.loads(message[end:]) if len(message) > end else ()
+        assigns, images = pickle.loads(message[end:]) if len(message) > end else ((), ())
+        prefills = _with_images(prefills, images)
         return Batch(
             step,
             self._decodes,
@@ -120,13 +124,23 @@ def _take(numbers: Iterator[int]) -> tuple[int, ...]:
 
 def _chunks(numbers: Iterator[int]) -> tuple[PrefillChunk, ...]:
     return tuple(
-        PrefillChunk(slot, start, _take(numbers), bool(sample), _take(numbers))
-        for slot, start, sample in (_three(numbers) for _ in range(next(numbers)))
+        PrefillChunk(slot, start, _take(numbers), bool(sample), _take(numbers), shift=shift)
+        for slot, start, sample, shift in (_four(numbers) for _ in range(next(numbers)))
     )
 
 
-def _three(numbers: Iterator[int]) -> tuple[int, int, int]:
-    return next(numbers), next(numbers), next(numbers)
+def _four(numbers: Iterator[int]) -> tuple[int, int, int, int]:
+    return next(numbers), next(numbers), next(numbers), next(numbers)
+
+
+def _with_images(
+    chunks: tuple[PrefillChunk, ...], images: tuple[tuple[int, tuple[Image, ...]], ...]
+) -> tuple[PrefillChunk, ...]:
+    """The chunks with the images of those that have any, which are named by their places."""
+    if not images:
+        return chunks
+    shown = dict(images)
+    return tuple(replace(chunk, images=shown.get(at, ())) for at, chunk in enumerate(chunks))
 
 
 def _pairs(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

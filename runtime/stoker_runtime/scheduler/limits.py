@@ -39,6 +39,7 @@ class SchedulerConfig:
     `sight`, unless None: layers with a window give up pages that it does not reach, which are pages of their own.
     `snapshots`: of prefixes so many have their states kept, without which their pages are no hit; 0: pages are enough.
     A chunk is cut for states of `snapshot_tokens` tokens and more: fewer are computed in the step that the cut costs.
+    `sees`: prompts may have images; with `whole_images` no chunk ends within one, whose tokens see each other.
     """
 
     num_pages: int
@@ -66,6 +67,8 @@ class SchedulerConfig:
     sight: Sight | None = None
     snapshots: int = 0
     snapshot_tokens: int = 0
+    sees: bool = False
+    whole_images: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""
@@ -81,6 +84,11 @@ class SchedulerConfig:
         """Tokens that one sequence can have: by the model, and by all pages when it runs alone."""
         held = self.num_pages * self.page_size if self.sight is None else self.sight.tokens(self.num_pages)
         return min(self.max_model_len, held)
+
+    @property
+    def longest_image(self) -> int:
+        """Tokens of an image that fit into any step beside all decodes; 0: any number, as it may be cut."""
+        return self.max_num_batched_tokens - self.max_num_seqs if self.whole_images else 0
 
 
 def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos_ids: int = 0) -> None:

@@ -97,7 +97,7 @@ class Placement:
         size, host, keys, stored = self.pages.page_size, self.host, sequence.keys, sequence.stored
         limit = 0
         if self.pages.index is not None:
-            extend_keys(keys, sequence.tokens, size, sequence.root)
+            extend_keys(keys, sequence.tokens, size, sequence.root, sequence.request.images)
             limit = len(keys)
             if sequence.scored < sequence.prompt_length - 1:
                 limit = min(limit, sequence.scored // size)
@@ -267,7 +267,8 @@ class Placement:
             return
         full = min(len(sequence.tokens), sequence.computed) // pages.page_size
         if full > sequence.published:
-            extend_keys(sequence.keys, sequence.tokens, pages.page_size, sequence.root)
+            images = sequence.request.images
+            extend_keys(sequence.keys, sequence.tokens, pages.page_size, sequence.root, images)
             fresh = pages.publish(sequence.pages, sequence.keys, sequence.published, full)
             if self.near is not None:
                 self.near.publish(sequence, sequence.published, full)

@@ -32,6 +32,7 @@ from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import DISPLACING, POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.scheduler.shown import refuse_images, shown_chunk, whole_stop
 from stoker_runtime.scheduler.speculation import Speculation, keep_alive
 from stoker_runtime.scheduler.urgency import Clearance
 from stoker_runtime.step.batch import Batch, PrefillChunk
@@ -75,6 +76,7 @@ class Scheduler:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
         config, eos = self.config, self.config.eos_token_ids
         refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size, eos_ids=len(eos))
+        refuse_images(request, config)
         self._admissions.require_room(len(self._waiting), config.max_queued, self._clock())
         seed = self._random.getrandbits(63) if request.params.seed is None else request.params.seed
         sequence = new_sequence(request, config, seed)
@@ -334,23 +336,21 @@ class Scheduler:
         """Run as many of the known tokens as fit, perhaps none; then it goes on prefilling, decodes, or ends."""
         start, known = sequence.computed, len(sequence.tokens)
         stop = min(known, start + draft.budget)
-        last_scored = sequence.prompt_length - 1
-        if start < sequence.scored < last_scored:
-            stop = min(stop, sequence.scored)
-        stop = self._placement.reach(sequence, stop, draft)
+        last_scored, scored = sequence.prompt_length - 1, sequence.scored
+        stop = min(stop, scored) if start < scored < last_scored else stop
+        uncut = sequence.request.images if self.config.whole_images else ()
+        stop = self._placement.reach(sequence, whole_stop(uncut, start, stop), draft)
+        stop = whole_stop(uncut, start, stop)
         if stop <= start:
             insort(self._prefilling, sequence, key=_order)
             return
         scores_to = min(stop, last_scored)
-        targets = tuple(sequence.tokens[start + 1 : scores_to + 1]) if start >= sequence.scored else ()
-        sequence.scored = max(sequence.scored, scores_to)
-        sample = stop == known < sequence.limit
-        chunk = PrefillChunk(sequence.slot, start, tuple(sequence.tokens[start:stop]), sample, targets)
-        draft.chunks.append(chunk)
+        targets = tuple(sequence.tokens[start + 1 : scores_to + 1]) if start >= scored else ()
+        sequence.scored = max(scored, scores_to)
+        draft.chunks.append(shown_chunk(sequence, stop, sample=stop == known < sequence.limit, targets=targets))
         draft.prefilling.append(sequence)
         draft.budget -= stop - start
-        size = self.config.page_size
-        draft.computing.update(sequence.keys[start // size : stop // size])
+        draft.computing.update(sequence.keys[start // self.config.page_size : stop // self.config.page_size])
         sequence.computed = stop
         if stop < known:
             insort(self._prefilling, sequence, key=_order)

@@ -31,6 +31,9 @@ from stoker_runtime.api.limits.ledger import Ledger
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
+from stoker_runtime.images.loading import ImageLoader
+from stoker_runtime.images.placeholders import placeholders
+from stoker_runtime.images.rule import read_rule
 from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
@@ -260,6 +263,7 @@ class Server:
             text_side.dialect,
             pooling=text_side.pooling,
             names=self.config.model_names,
+            images=text_side.images,
         )
 
     async def _drain(self, patience: float) -> None:
@@ -295,6 +299,7 @@ class TextSide(NamedTuple):
     defaults: SamplingDefaults
     dialect: Dialect
     pooling: PoolingSpec | None
+    images: ImageLoader | None
 
 
 def load_text_side(config: ServerConfig) -> TextSide:
@@ -305,7 +310,22 @@ def load_text_side(config: ServerConfig) -> TextSide:
         config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
     )
     defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
-    return TextSide(tokenizer, template, defaults, choose_dialect(config, template), find_pooling(config.engine))
+    pooling = find_pooling(config.engine)
+    images = find_images(config, tokenizer) if pooling is None else None
+    return TextSide(tokenizer, template, defaults, choose_dialect(config, template), pooling, images)
+
+
+def find_images(config: ServerConfig, tokenizer: Tokenizer) -> ImageLoader | None:
+    """What loads images for the model; None where it does not see. Raises ModelError."""
+    # Shapes have no words for an image, and of a GGUF file the vision tower lies elsewhere.
+    if config.engine.language_model_only or not (Path(config.engine.model) / "config.json").is_file():
+        return None
+    rule = read_rule(read_source(config.engine.model))
+    if rule is None:
+        return None
+    log.info("images: %s, of at most %d pixels", rule.kind, rule.max_pixels)
+    places = placeholders(rule, tokenizer.id_to_token)
+    return ImageLoader(rule, places, config.allowed_media_domains, config.image_limit)
 
 
 def find_pooling(config: EngineConfig) -> PoolingSpec | None:

@@ -71,6 +71,7 @@ FLAGS: tuple[Flag, ...] = (
         "|".join(QUANTIZED_EMBEDDINGS),
     ),
     Flag("max-model-len", "max_model_len", integer(0), MODEL, "longest sequence; 0: the model's own", "TOKENS"),
+    Flag("language-model-only", "language_model_only", switch, MODEL, "serve a model that sees as one of text"),
     Flag("seed", "seed", integer(0), MODEL, "seed of requests that give none, and of random weights", "N"),
     Flag(
         "generation-config",

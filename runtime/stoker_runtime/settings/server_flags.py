@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stoker_runtime.config import LOG_LEVELS
 from stoker_runtime.settings.flag import SERVER, Flag
+from stoker_runtime.settings.media import host, image_limit
 from stoker_runtime.settings.values import choice, integer, number, switch, text
 
 SERVER_FLAGS: tuple[Flag, ...] = (
@@ -66,6 +67,24 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "processes that speak HTTP, in front of one engine",
         "N",
         aliases=("asc",),
+    ),
+    Flag(
+        "limit-mm-per-prompt",
+        "image_limit",
+        image_limit,
+        SERVER,
+        'most images of one prompt, as image=4 or {"image": 4}; none: all that fit',
+        "LIMITS",
+    ),
+    Flag(
+        "allowed-media-domains",
+        "allowed_media_domains",
+        host,
+        SERVER,
+        "hosts that images may be fetched from; none: images come as data: URLs",
+        "HOST",
+        many=True,
+        words=True,
     ),
     Flag("request-timeout", "request_timeout", number(0.0), SERVER, "longest time of a request; 0: none", "SECONDS"),
     Flag("max-body-bytes", "max_body_bytes", integer(1), SERVER, "largest request body; 32M is 32 MiB", "BYTES"),

@@ -18,13 +18,15 @@ from stoker_runtime.settings.vllm_refused import SHORT, UNSUPPORTED
 from stoker_runtime.settings.vllm_values import Values, decimal, listed, whole
 
 ACTS = (
-    *("allow-credentials", "allowed-headers", "allowed-methods", "allowed-origins", "api-key", "api-server-count"),
+    *("allow-credentials", "allowed-headers", "allowed-media-domains", "allowed-methods", "allowed-origins"),
+    *("api-key", "api-server-count"),
     *("block-size", "chat-template", "config", "data-parallel-size", "device", "disable-cascade-attn"),
     *("disable-custom-all-reduce", "disable-hybrid-kv-cache-manager", "disable-log-requests"),
     *("disable-uvicorn-access-log", "dtype", "enable-auto-tool-choice"),
     *("enable-expert-parallel", "enable-log-requests", "enable-lora"),
     *("enable-prefix-caching", "enable-sleep-mode", "enforce-eager", "generation-config", "gpu-memory-utilization"),
-    *("host", "kv-cache-dtype", "kv-events-config", "kv-offloading-size", "lora-modules", "master-addr", "master-port"),
+    *("host", "kv-cache-dtype", "kv-events-config", "kv-offloading-size", "language-model-only"),
+    *("limit-mm-per-prompt", "lora-modules", "master-addr", "master-port"),
     *("max-cpu-loras", "max-lora-rank", "max-loras", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),
     *("model", "nnodes", "node-rank", "num-gpu-blocks-override", "otlp-traces-endpoint", "override-pooler-config"),
     *("pipeline-parallel-size", "pooler-config", "port", "quantization", "reasoning-parser", "revision", "runner"),
@@ -43,7 +45,6 @@ ALWAYS = {
     "enable-server-load-tracking": "/load always answers",
     "enable-ssl-refresh": "a renewed certificate is always loaded",
     "enable-tokenizer-info-endpoint": "/tokenizer_info always answers",
-    "language-model-only": "models are served as models of text",
 }
 """Switches that are always on; switching one off is refused with the reason."""
 
@@ -52,7 +53,7 @@ ONE_VALUE = {
     "load-format": (("auto",), "safetensors and GGUF are told apart by the files"),
     "config-format": (("auto",), "it is told by the files"),
     "tokenizer-mode": (("auto",), "there is one kind of tokenizer"),
-    "chat-template-content-format": (("auto", "string"), "templates get a message's parts as one text"),
+    "chat-template-content-format": (("auto", "string"), "templates get parts as one text, or beside images as such"),
     "response-role": (("assistant",), "answers are the assistant's"),
     "max-logprobs": (("20",), "it is what a step has room for"),
     "logprobs-mode": (("raw_logprobs",), "log-probabilities are those of the model, before sampling's parameters"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker_runtime.settings.media import MODALITIES
 from stoker_runtime.settings.vllm_values import (
     COUNT,
     FLAG,
@@ -20,9 +21,7 @@ from stoker_runtime.settings.vllm_values import (
     decimal,
     either,
     json_object,
-    listed,
     matching,
-    of_each,
     one_of,
     or_null,
     whole,
@@ -50,7 +49,7 @@ _ATTENTION = (
 _CAPTURE = "CUDA graphs are captured for the batches that --max-num-seqs allows; --enforce-eager has none"
 _COMPILED = "kernels are compiled ahead; --enforce-eager leaves CUDA graphs out, --kernel pins an implementation"
 _KERNELS = "kernels of attention are chosen by the GPU and the shapes; --kernel paged_attention=NAME pins one"
-_MEDIA = "models are served as models of text, and requests with images, audio or video are refused"
+_MEDIA = "images are read in the API process, one after the other; requests with audio or video are refused"
 _SCHEDULER = "each step takes what --max-num-batched-tokens leaves, of as many prompts as fit"
 _RANKS = "ranks are processes of this machine, and with --nnodes of others"
 
@@ -112,17 +111,12 @@ _STRUCTURED_REFUSED = {
     "reasoning_parser": "use --reasoning-parser",
     "reasoning_parser_plugin": "no code is loaded into the server",
 }
-_MODALITIES = ("image", "video", "audio", "vision_chunk")
-_LIMIT = rf"({'|'.join(_MODALITIES)})=[0-9]+"
-_LIMITS = either(
-    matching(f"{_LIMIT}(,{_LIMIT})*", f"MODALITY=N, separated by commas, of {listed(_MODALITIES)}"),
-    json_object(dict.fromkeys(_MODALITIES, of_each(COUNT, ("count", "width", "height", "num_frames", "length")))),
-)
 _CHUNKS = Ignored(whole(1), _SCHEDULER)
 
 IGNORED: dict[str, Ignored] = {
-    "allowed-local-media-path": Ignored(matching("(/.*)?", "an absolute path, or empty"), _MEDIA),
-    "allowed-media-domains": Ignored(matching(r"[A-Za-z0-9.-]+", "names of hosts", many=True), _MEDIA),
+    "allowed-local-media-path": Ignored(
+        matching("(/.*)?", "an absolute path, or empty"), "images never come from files of the server"
+    ),
     "attention-backend": Ignored(one_of(*_ATTENTION, any_case=True), _KERNELS),
     "attention-config": Ignored(json_object(_ATTENTION_KEYS), _KERNELS),
     "compilation-config": Ignored(either(whole(0, 3), json_object(_COMPILATION_KEYS)), _COMPILED),
@@ -138,18 +132,16 @@ IGNORED: dict[str, Ignored] = {
     "enable-flashinfer-autotune": Ignored(None, "--tune measures products on this GPU"),
     "guided-decoding-backend": Ignored(one_of(*_BACKENDS), "one compiler of grammars serves all requests"),
     "interleave-mm-strings": Ignored(None, _MEDIA),
-    "limit-mm-per-prompt": Ignored(_LIMITS, _MEDIA),
     "long-prefill-token-threshold": Ignored(whole(0), _SCHEDULER),
     "max-cudagraph-capture-size": Ignored(whole(0), _CAPTURE),
     "max-long-partial-prefills": _CHUNKS,
     "max-num-partial-prefills": _CHUNKS,
     "max-parallel-loading-workers": Ignored(whole(1), "each rank reads its own part of the files"),
     "max-seq-len-to-capture": Ignored(whole(1), "CUDA graphs serve sequences of every length"),
-    "media-io-kwargs": Ignored(json_object(dict.fromkeys(_MODALITIES, OBJECT)), _MEDIA),
+    "media-io-kwargs": Ignored(json_object(dict.fromkeys(MODALITIES, OBJECT)), _MEDIA),
     "mm-encoder-tp-mode": Ignored(one_of("weights", "data"), _MEDIA),
     "mm-processor-cache-gb": Ignored(decimal(0), _MEDIA),
     "mm-processor-cache-type": Ignored(one_of("lru", "shm"), _MEDIA),
-    "mm-processor-kwargs": Ignored(json_object(), _MEDIA),
     "mm-shm-cache-max-object-size-mb": Ignored(whole(0), _MEDIA),
     "model-impl": Ignored(one_of("auto", "vllm", "transformers", "terratorch"), "one decoder runs every model"),
     "num-scheduler-steps": Ignored(whole(1), "the scheduler looks at every step"),

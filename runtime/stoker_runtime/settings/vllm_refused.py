@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _CODE = "no code is loaded into the server"
 _DRAFTS = "it is a key of --speculative-config"
-_MEDIA = "models are served as models of text"
+_MEDIA = "images come as URLs in messages, and a model that sees reads them in one way"
 _OFFLOAD = "weights stay on the device; --cpu-offload-experts moves a mixture's experts, --isq makes all smaller"
 _ENGINES = "the engines of --data-parallel-size are one server's; start a server for each engine to have them apart"
 _EXPERTS = "experts stay where they were loaded; --enable-expert-parallel shares them whole"
@@ -41,6 +41,7 @@ _BY_REASON = {
         "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path", "mm-encoder-fp8-scale-save-margin",
         "enable-multimodal-encoder-data-parallel", "ec-transfer-config",
     ),
+    "an image has the size that the model's preprocessor_config.json says; change it there": ("mm-processor-kwargs",),
     _OFFLOAD: (
         "offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group", "offload-params",
         "offload-prefetch-step",

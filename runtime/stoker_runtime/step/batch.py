@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_runtime.request import SamplingParams
+from stoker_runtime.request import Image, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class PrefillChunk:
 
     `token_ids` are real ids (a resumed sequence's earlier output included), so the executor needs no history.
     `targets` are set when prompt log-probabilities are wanted: position `start + i` of this chunk predicts
-    `targets[i]`; the last one may lie just outside the chunk.
+    `targets[i]`; the last one may lie just outside the chunk. `images` are those that have tokens in it, `shift` is
+    added to the places of its tokens before the first of them to get the positions that they are rotated by.
     """
 
     slot: int
@@ -27,6 +28,8 @@ class PrefillChunk:
     token_ids: tuple[int, ...]
     sample: bool
     targets: tuple[int, ...] = ()
+    images: tuple[Image, ...] = ()
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,11 @@ class Batch:
         What a draft model runs is not among them.
         """
         return len(self.decodes) * (1 + self.drafts) + sum(len(chunk.token_ids) for chunk in self.prefills)
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether tokens of a chunk stand for images."""
+        return any(chunk.images for chunk in self.prefills)
 
     @property
     def row_slots(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from stoker_runtime.errors import StokerError
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, located
 from stoker_runtime.settings.parse import parse
+from stoker_runtime.terminal.image_lines import image_lines
 from stoker_runtime.terminal.mixture_lines import mixture_lines
 from stoker_runtime.terminal.words import Line, gib
 from stoker_runtime.version import VERSION
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from stoker_runtime.config import EngineConfig
     from stoker_runtime.executor.host_memory import HostPlan
+    from stoker_runtime.executor.images.plan import ImagePlan
     from stoker_runtime.executor.resolve import DeviceMemory
     from stoker_runtime.models.config_source import ModelSource
     from stoker_runtime.models.pooling import PoolingSpec
@@ -129,6 +131,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, gpu_bf16, multiplies_bf16, refuse_head
     from stoker_runtime.executor.host_memory import free_host_memory
+    from stoker_runtime.executor.images.plan import plan_images
     from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
     from stoker_runtime.executor.resolve import asked_quantization, plan_memory, refuse_at_load, resolve
     from stoker_runtime.executor.state import refuse_beside_states, state_bytes
@@ -171,6 +174,9 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     memory = device_memory(device)
     config = resolve(config, parts[0], device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
     parts = [with_hosted(config, part, free_host_memory) for part in parts]
+    seen = [
+        plan_images(config, source, part, embeds=place.is_first) for part, place in zip(parts, ranks, strict=True)
+    ]
     if config.ranks == 1:
         (spec,) = parts
     refuse_variant(config, spec, device)
@@ -179,12 +185,15 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
     blocks = block_lines(plans[0], config.dtype)
     if config.ranks == 1:
-        return [*beside, *model_lines(spec, config, memory), *blocks], config.dtype
-    size = [device_bytes(part, config.dtype, config.quantization) for part in parts]
+        return [*beside, *model_lines(spec, config, memory, seeing=seen[0]), *blocks], config.dtype
+    size = [
+        device_bytes(part, config.dtype, config.quantization) + (each.weights if each else 0)
+        for part, each in zip(parts, seen, strict=True)
+    ]
     # Every rank has as many pages as the one with the least room, which says what fits.
     room = [
-        plan_memory(config, part, memory, weights, state_bytes(config, part)).pages
-        for part, weights in zip(parts, size, strict=True)
+        plan_memory(config, part, memory, weights, state_bytes(config, part) + (each.state if each else 0)).pages
+        for part, weights, each in zip(parts, size, seen, strict=True)
     ]
     fullest = min(range(len(ranks)), key=lambda rank: (room[rank], -size[rank]))
     layers = ", ".join(str(len(place.layers(spec.num_layers))) for place in reversed(ranks[:: ranks[0].tensors]))
@@ -194,7 +203,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         *node_lines(ranks, size),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
-    return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec), *blocks], config.dtype
+    of_rank = model_lines(parts[fullest], config, memory, spec, seeing=seen[fullest])
+    return [*beside, *lines, *of_rank, *blocks], config.dtype
 
 
 def block_lines(plan: BlockPlan, dtype: str) -> list[Line]:
@@ -244,7 +254,12 @@ def pooling_lines(
 
 
 def model_lines(
-    spec: ModelSpec, config: EngineConfig, device: DeviceMemory, whole: ModelSpec | None = None
+    spec: ModelSpec,
+    config: EngineConfig,
+    device: DeviceMemory,
+    whole: ModelSpec | None = None,
+    *,
+    seeing: ImagePlan | None = None,
 ) -> list[Line]:
     """The model's sizes and how many tokens of KV cache fit beside it; `whole` is what `spec` is a rank's part of.
 
@@ -263,6 +278,7 @@ def model_lines(
     weights = device_bytes(spec, config.dtype, config.quantization) + (draft.weights if draft else 0)
     host = plan_host(config, spec, free_host_memory, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
+    weights, state = weights + (seeing.weights if seeing else 0), state + (seeing.state if seeing else 0)
     plan = plan_memory(config, spec, device, weights, state, beside)
     layout = kv_layout(config, spec)
     # Of layers that give up pages there is no one number of tokens: it is that of the longest sequences.
@@ -284,6 +300,7 @@ def model_lines(
         *head_lines(spec, config),
         *mixture_lines(spec, config),
         *state_lines(spec, config),
+        *image_lines(seeing),
         ("workspace", gib(plan.overhead)),
         *([("draft model", f"{draft}; {gib(draft.weights)} of the weights")] if draft else []),
         ("KV of a token", f"{plan.page_bytes / config.page_size / 1024:.1f} KiB"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "triton", "numpy", "httpx")
+HEAVY = ("torch", "transformers", "triton", "numpy", "httpx", "PIL")
 
 
 def test_the_api_process_imports_nothing_heavy() -> None:

@@ -23,7 +23,10 @@ def _starts(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", PRODUCT_DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim"),
-    [((1,), 1, 32), ((64, 65, 1, 63), 2, 32), ((3, 130, 17), 3, 64), ((5, 9), 2, 24), ((70,), 1, 128)],
+    [
+        *(((1,), 1, 32), ((64, 65, 1, 63), 2, 32), ((3, 130, 17), 3, 64), ((5, 9), 2, 24), ((70,), 1, 128)),
+        *(((66, 4), 2, 72), ((9, 67), 1, 80)),
+    ],
 )
 def test_attention_matches(
     lengths: tuple[int, ...], heads: int, dim: int, dtype: torch.dtype, device: torch.device

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.kernels.attention.batches import Shape, random_batch
+from tests.kernels.image_attention import drawn
 
 from stoker_kernels.attention import choose as attention_choose
 from stoker_kernels.attention import sm90_decode
@@ -20,6 +21,7 @@ from stoker_kernels.block_gemm.plane_launch import fitted, tile_for
 from stoker_kernels.block_gemm.triton_planes import plane_linear_kernel
 from stoker_kernels.fp4_gemm import best_layout as best_fp4_layout
 from stoker_kernels.fp4_gemm import choose as fp4_choose
+from stoker_kernels.image_attention import launch as image_launch
 from stoker_kernels.int8_gemm import triton_int8
 from stoker_kernels.integer_gemm import best_layout, triton_integer
 from stoker_kernels.launch import aot, at_need, cuda, dispatch, pdl
@@ -152,6 +154,15 @@ def attention(pick: random.Random, sm: int) -> None:
     attention_choose.paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options)
 
 
+def images(pick: random.Random, sm: int) -> None:
+    """A step of images, in the tile for a head of any size."""
+    fp8, query = pick.random() < 0.5, BF16 if sm >= 80 else HALF
+    heads, group, dim = pick.choice([1, 2, 3]), pick.randint(1, 9), 16 * pick.randint(3, 16)
+    shape = drawn.Shape(pick.choice([16, 64]), heads, group, dim, FP8 if fp8 else query, query)
+    rules = drawn.Rules(pick.choice([0, pick.randint(1, 90)]), pick.choice([0.0, 30.0]))
+    drawn.make_step(shape, drawn.draw_chunks(pick), rules).run(image_launch.image_attention)
+
+
 def integers(pick: random.Random, sm: int) -> None:
     """A product with weights in four or eight bits."""
     n, bits, group = 8 * pick.randint(3, 40), pick.choice([4, 8]), pick.choice([32, 64, 128])
@@ -228,6 +239,10 @@ def launches(op: Callable[[random.Random, int], None], sm: int, seed: int) -> La
     ("sm", "op"),
     [
         (75, attention),
+        (75, images),
+        (80, images),
+        (86, images),
+        (120, images),
         (80, experts),
         (86, attention),
         (86, experts),

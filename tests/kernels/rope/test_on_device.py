@@ -85,6 +85,12 @@ def test_shapes_match(head_dim: int, heads: tuple[int, int], norm: bool, device:
     _compare(device, head_dim=head_dim, rot=head_dim, heads=heads, norm=norm, tokens=1)
 
 
+@pytest.mark.parametrize("head_dim", [72, 80])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_pages_of_one_token_match(head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    _compare(device, head_dim=head_dim, rot=head_dim, heads=(2, 2), page_size=1, tokens=9, dtype=dtype, norm=False)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("head_dim", "rot"), [(64, 64), (80, 32), (64, 0)])
 @pytest.mark.parametrize("centred", [False, True])

@@ -121,3 +121,30 @@ def blocks(path: Path, model: Config, form: str) -> Path:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size + 32 + size)
     return path
+
+SEEING: dict[str, dict[str, Any]] = {
+    "Qwen2.5-VL-7B": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 3584, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+        "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+        "image_token_id": 151655, "rope_theta": 1e6, "torch_dtype": "bfloat16",
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {
+            "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+            "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31], "temporal_patch_size": 2,
+        },
+    },
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "mm_tokens_per_image": 256, "image_token_index": 262144,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "max_position_embeddings": 131072,
+            "sliding_window": 1024, "dtype": "bfloat16",
+        },
+        "vision_config": {
+            "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+            "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+        },
+    },
+}  # fmt: skip

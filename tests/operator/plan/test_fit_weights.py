@@ -19,6 +19,7 @@ from tests.operator.plan.checkpoints import (
     METHODS,
     MIXTRAL_8X22B,
     SALAMANDRA_7B,
+    SEEING,
     TIED,
     Config,
     blocks,
@@ -46,6 +47,7 @@ from stoker_operator.spec.service import (
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.head_start import upload_room
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.images.plan import plan_images
 from stoker_runtime.executor.resolve import GIB, asked_quantization, refuse_at_load, resolve
 from stoker_runtime.fetch.report.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
@@ -239,6 +241,29 @@ def test_experts_in_host_memory_are_counted_there_and_not_on_the_gpu(
             host = host_memory(asked, known)
             assert host is not None
             assert host.experts == pytest.approx(there * tensor * pipeline / GIB)
+
+
+@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_what_sees_is_counted_on_each_gpu_unless_it_is_left_out(
+    name: str, tensor: int, service: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEEING[name]))
+    known, source = fetched(tmp_path), read_source(str(tmp_path))
+    asked = service(**spec_of("Auto", tensor, 1))
+    blind = service(**spec_of("Auto", tensor, 1, ("--language-model-only",)))
+    engine = Engine(tmp_path)
+    assert not engine.config(asked, known).language_model_only
+    assert engine.config(blind, known).language_model_only
+    resolved = EngineConfig(
+        model=str(tmp_path), dtype="bfloat16", max_model_len=128_000, max_num_batched_tokens=8192,
+        tensor_parallel_size=tensor,
+    )  # fmt: skip
+    plan = plan_images(resolved, source, engine.spec)
+    assert plan is not None
+    # Without what is kept of images, which is workspace.
+    counted = gpu_weights(asked, known).most - gpu_weights(blind, known).most
+    assert counted == pytest.approx(plan.weights + plan.working)
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (6, 1), (3, 2)])

@@ -145,6 +145,7 @@ class UniformExecutor:
     ) -> None:
         """`snapshots`: sequences have states, and so many of prefixes may be kept; None: they have none."""
         self.host_states, self.host_state_tokens = host_states, host_state_tokens
+        self.sees = self.whole_images = False
         self.keeps_states, self.snapshots = snapshots is not None, snapshots or 0
         self.states: StateDevice | None = None
         if snapshots is not None:

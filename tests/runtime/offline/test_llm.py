@@ -235,7 +235,7 @@ def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
         ("attention_backend", "banana", "AUTO, CPU_ATTN"),
         ("trust_remote_code", "banana", "true or false"),
         ("structured_outputs_config", {"disable_any_whitespace": True}, "that field of their structured_outputs"),
-        ("limit_mm_per_prompt", {"banana": 3}, "unknown key 'banana'"),
+        ("media_io_kwargs", {"banana": {}}, "unknown key 'banana'"),
         ("enable_chunked_prefill", False, "always computed in chunks"),
         ("worker_cls", "mine.Worker", "can only be auto"),
         ("enable_prompt_embeds", True, "prompts are texts or token ids"),
@@ -248,10 +248,10 @@ def test_options_that_only_say_how_are_checked_as_flags(option: str, value: obje
 
 
 def test_an_ignored_option_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    given = {"cudagraph_capture_sizes": [2, 7], "limit_mm_per_prompt": {"image": 2}, "model_impl": None}
+    given = {"cudagraph_capture_sizes": [2, 7], "media_io_kwargs": {"image": {}}, "model_impl": None}
     assert engine_options(given) == {}
     assert [each.getMessage().split(" is ignored: ")[0] for each in caplog.records] == [
-        "cudagraph_capture_sizes 2 7", 'limit_mm_per_prompt {"image": 2}'
+        "cudagraph_capture_sizes 2 7", 'media_io_kwargs {"image": {}}'
     ]  # fmt: skip
 
 

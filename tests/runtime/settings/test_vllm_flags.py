@@ -38,18 +38,14 @@ TAKEN = [
     "--trust_remote_code=0",
     "--distributed-executor-backend ray",
     "--guided-decoding-backend lm-format-enforcer",
-    "--limit-mm-per-prompt video=2,image=0",
-    '--limit-mm-per-prompt {"image":2,"video":{"count":1,"num_frames":32}}',
     "--max-num-partial-prefills 3",
     "--mm-processor-cache-gb 1.5",
-    '--mm-processor-kwargs {"num_crops":4,"inner":{"a":[null]}}',
     '--media-io-kwargs {"video":{"num_frames":40}}',
     "--model-impl transformers",
     "--optimization-level=0",
     "--structured-outputs-config {}",
     '--structured-outputs-config {"backend":"guidance","disable_any_whitespace":false,"disable_fallback":true}',
     "--prefix-caching-hash-algo sha256_cbor",
-    "--allowed-media-domains a.example b.example",
     "--allowed-local-media-path /srv/pictures",
 ]
 
@@ -108,7 +104,8 @@ REFUSED = [
     ("--long-prefill-token-threshold -1", "at least 0"),
     ("--mm-processor-cache-gb nan", "a number of at least 0"),
     ("--mm-processor-cache-gb -0.5", "a number of at least 0"),
-    ("--mm-processor-kwargs [1]", "a JSON object"),
+    ('--mm-processor-kwargs {"max_pixels":99}', "change it there"),
+    ("--allowed-media-domains https://a.example", "a name of a host, without scheme"),
     ("--optimization-level 9", "from 0 to 3"),
     ("--model-impl vlm", "did you mean vllm?"),
     ('--structured-outputs-config {"disable_any_whitespace":true}', "requests ask for it by that field"),
@@ -162,14 +159,14 @@ def test_the_log_has_the_lines(caplog: pytest.LogCaptureFixture) -> None:
 def test_files_and_variables_are_checked_alike(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text(
-        "model: m\nattention-backend: FLASHMLA\ndisable_log_stats: true\nlimit-mm-per-prompt: {image: 3}\n"
+        "model: m\nattention-backend: FLASHMLA\ndisable_log_stats: true\nmedia-io-kwargs: {image: {}}\n"
         "cudagraph-capture-sizes: [1, 5]\nenable-chunked-prefill: true\nload-format: auto\n"
     )
     _, said = read(["--config", str(file)], {"STOKER_MODEL_IMPL": "vllm", "STOKER_ATTENTION_BACKEND": "TREE_ATTN"})
     assert [line.split(" is ignored")[0] for line in said] == [
         "STOKER_ATTENTION_BACKEND TREE_ATTN",
         f"disable_log_stats in {file} true",
-        f'limit-mm-per-prompt in {file} {{"image": 3}}',
+        f'media-io-kwargs in {file} {{"image": {{}}}}',
         f"cudagraph-capture-sizes in {file} 1 5",
         "STOKER_MODEL_IMPL vllm",
     ]

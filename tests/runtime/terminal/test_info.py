@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.operator.plan.checkpoints import SEEING
 
 from stoker_kernels.launch.aot_index import INDEX
 from stoker_runtime.config import EngineConfig
@@ -119,3 +120,13 @@ def test_a_model_over_nodes_is_said_per_node() -> None:
     alone = dict(describe_model(replace(spread, tensor_parallel_size=1), torch.device("cpu"))[0])
     assert alone["node 1"].startswith("rank 1, weights ")
 
+
+def test_what_sees_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEEING["gemma-3-4b"]))
+    config = EngineConfig(model=str(tmp_path), device="cpu", dtype="bfloat16", max_model_len=4096)
+    lines, _ = describe_model(config, torch.device("cpu"))
+    blind, _ = describe_model(replace(config, language_model_only=True), torch.device("cpu"))
+    assert "a tower of 27 layers" in dict(lines)["images"]
+    assert "images" not in dict(blind)
+    sizes = [float(dict(each)["weights"].split()[0]) for each in (lines, blind)]
+    assert sizes[0] - sizes[1] == pytest.approx(0.79, abs=0.02)  # 0.42 billion in 16 bits

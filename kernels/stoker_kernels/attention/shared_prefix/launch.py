@@ -16,8 +16,9 @@ from stoker_kernels.attention.meta import AttentionMeta, SharedPrefix
 from stoker_kernels.attention.shared_prefix.config import tile_of
 from stoker_kernels.attention.shared_prefix.space import PrefixSpace
 from stoker_kernels.attention.shared_prefix.triton_shared import CUT_PAGES, cut_prefix_kernel, shared_prefix_kernel
-from stoker_kernels.attention.triton_launch import LOG2E, exact, tile_dim, unpack_of
+from stoker_kernels.attention.triton_launch import LOG2E, exact, tile_dim
 from stoker_kernels.launch.pdl import launch_options
+from stoker_kernels.launch.triton_tile import unpack_of
 
 
 def cut_prefix(meta: AttentionMeta, space: PrefixSpace) -> None:

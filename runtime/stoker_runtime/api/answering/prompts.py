@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stoker_runtime.api.answering.chat_message import ChatMessage
+from stoker_runtime.api.answering.content import content_parts, content_text, has_image
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.generate.generation import Prompt
 from stoker_runtime.api.generate.sampling import check_ids
@@ -122,6 +123,12 @@ def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Servic
     if truncate is not None:
         keep = max(longest - reserved, 1) if truncate == -1 else truncate
         if 0 < keep < len(prompt.ids):
+            if prompt.images:
+                raise RequestError(
+                    f"truncate_prompt_tokens would cut the prompt's {len(prompt.ids)} tokens, and a prompt with images "
+                    "is not cut. Leave something out.",
+                    param="truncate_prompt_tokens",
+                )
             right = body.truncation_side == "right"
             prompt = Prompt(prompt.ids[:keep] if right else prompt.ids[-keep:])
     length = len(prompt.ids)
@@ -141,10 +148,17 @@ def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Servic
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], history: CallHistory, tools: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[ChatMessage],
+    history: CallHistory,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    sees: bool = False,
 ) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: texts joined, calls and `tools` as its `history` says."""
-    found = [_template_message(message, f"messages[{at}]", history) for at, message in enumerate(messages)]
+    """The messages as chat templates expect them: texts joined, calls and `tools` as its `history` says.
+
+    Where the model `sees`, the parts of messages with images stay parts.
+    """
+    found = [_template_message(message, f"messages[{at}]", history, sees) for at, message in enumerate(messages)]
     if history.as_turns:
         found = [turn for message in found for turn in turns_of(message)]
     if not (tools and history.tools_in_message):
@@ -152,8 +166,13 @@ def template_messages(
     return with_tools(found, tools, as_text=history.tools_as_text)
 
 
-def _template_message(message: ChatMessage, where: str, history: CallHistory) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": content_text(message.content, f"{where}.content")}
+def _template_message(message: ChatMessage, where: str, history: CallHistory, sees: bool) -> dict[str, Any]:
+    content: str | list[dict[str, Any]]
+    if sees and isinstance(message.content, list) and has_image(message.content):
+        content = content_parts(message.content, f"{where}.content")
+    else:
+        content = content_text(message.content, f"{where}.content")
+    found: dict[str, Any] = {"role": message.role, "content": content}
     if message.content is None and message.role != "assistant":
         raise RequestError(f"{where}.content is required for the role {message.role!r}.", param=f"{where}.content")
     for name in ("name", "tool_call_id"):
@@ -174,26 +193,6 @@ def _template_message(message: ChatMessage, where: str, history: CallHistory) ->
             _tool_call(call, f"{where}.tool_calls[{at}]", history) for at, call in enumerate(message.tool_calls)
         ]
     return found
-
-
-def content_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    """A content as one text; parts stand on lines of their own."""
-    if not isinstance(content, list):
-        return content or ""
-    texts: list[str] = []
-    for at, part in enumerate(content):
-        kind = part.get("type")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if kind is None:
-            raise RequestError(f"{where}[{at}].type is required.", param=f"{where}[{at}].type")
-        if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise RequestError(
-                f"{where}[{at}].type is {kind!r}; this model reads text only.", param=f"{where}[{at}].type"
-            )
-        if not isinstance(text, str):
-            raise RequestError(f"{where}[{at}].text must be a string.", param=f"{where}[{at}].text")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _tool_call(call: Mapping[str, Any], where: str, history: CallHistory) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from stoker_runtime.api.limits.limiter import RateLimiter
 from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import AsleepError, CapacityError, EngineError, NotFoundError, RequestError, UnavailableError
+from stoker_runtime.images.loading import ImageLoader
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.process.board import ACTIVE, LAST
@@ -107,7 +108,7 @@ class Running(Protocol):
 class Service:
     """A model that answers: what is fixed once the engine runs.
 
-    `pooling`: it embeds or scores, and generates nothing. `names` are the model's own.
+    `pooling`: it embeds or scores, and generates nothing. `names` are the model's own. `images`: it sees.
     """
 
     engine: EngineClient
@@ -119,6 +120,7 @@ class Service:
     names: tuple[str, ...]
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
     pooling: PoolingSpec | None = None
+    images: ImageLoader | None = None
 
     def adapter_of(self, model: str | None) -> int:
         """The number of the adapter that is called `model`, 0 for the model itself.
@@ -165,6 +167,11 @@ class ServerState:
         if name not in self.model_names and name not in self.adapters:
             raise unknown_model(name)
         return name
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.service is not None and self.service.images is not None
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:

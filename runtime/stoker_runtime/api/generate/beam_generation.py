@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import count
 
 from stoker_runtime.api.generate.engine_client import EngineClient
-from stoker_runtime.api.generate.generation import Delta, Work, abort_after, failure
+from stoker_runtime.api.generate.generation import Delta, Prompt, Work, abort_after, failure
 from stoker_runtime.errors import StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
@@ -114,7 +114,7 @@ class BeamGeneration:
     async def _step(self, going: Sequence[BeamSearch]) -> None:
         """One more token for every live beam."""
         requests = [
-            self._request(number, prompt.ids, beam, search)
+            self._request(number, prompt, beam, search)
             for number, (prompt, search) in enumerate(zip(self.work.prompts, self._searches, strict=True))
             if search in going
             for beam in search.live
@@ -128,18 +128,19 @@ class BeamGeneration:
             search.take(found[at : at + size])
             at += size
 
-    def _request(self, number: int, prompt: tuple[int, ...], beam: Beam, search: BeamSearch) -> Request:
+    def _request(self, number: int, prompt: Prompt, beam: Beam, search: BeamSearch) -> Request:
         self._steps += 1
         asked = max(search.branches, self.work.params.logprobs or 0)
         return Request(
             id=f"{self._name}-{number}-{self._steps}",
-            prompt_token_ids=prompt + beam.tokens,
+            prompt_token_ids=prompt.ids + beam.tokens,
             params=SamplingParams(max_tokens=1, temperature=0.0, logprobs=asked, ignore_eos=True),
             arrival=self.arrival,
             priority=self.work.priority,
             cache_salt=self.work.cache_salt,
             session=self.work.session,
             adapter=self.work.adapter,
+            images=prompt.images,
         )
 
     async def _run(self, requests: Sequence[Request]) -> list[TokenLogprobs]:

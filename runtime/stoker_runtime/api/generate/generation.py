@@ -19,7 +19,7 @@ from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.limits.limiter import Charge
 from stoker_runtime.errors import DeadlineError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from stoker_runtime.request import UNMET, FinishReason, Image, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.text.detokenizer import NOTHING, Detokenizer
 from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.tracing import SequenceTimes
@@ -30,10 +30,11 @@ _serials = count(int.from_bytes(os.urandom(6), "big"))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as ids; `text` only where the client sent text."""
+    """A prompt as ids, and the `images` among them; `text` only where the client sent text."""
 
     ids: tuple[int, ...]
     text: str | None = None
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,7 @@ class Generation:
             family=f"{work.label}-{self._serial}-{choice.index // work.n}" if work.n > 1 else "",
             session=work.session,
             adapter=work.adapter,
+            images=choice.prompt.images,
         )
 
     @property

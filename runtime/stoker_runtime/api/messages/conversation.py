@@ -22,9 +22,13 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 class Messages:
     """The messages of a conversation in the making."""
 
-    def __init__(self) -> None:
+    def __init__(self, sees: bool) -> None:
+        """`sees`: the model takes images."""
         self.messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
+        self.images: list[tuple[str, str]] = []
+        """Fields of images, and where they came from."""
+        self._sees = sees
 
     def append(self, message: dict[str, Any], where: str) -> None:
         """Append a message that came from `where`."""
@@ -37,21 +41,48 @@ class Messages:
         self.append({"role": "system", "content": parts}, where)
 
     def user(self, blocks: Sequence[Block], where: str) -> None:
-        """Append a turn of the user: texts, and results of tools."""
+        """Append a turn of the user: texts, images, and results of tools."""
         texts: list[dict[str, Any]] = []
         for at, block in enumerate(blocks):
             if block.get("type") != "tool_result":
-                texts.append(_text_part(block, f"{where}.content[{at}]"))
+                texts.append(self._part(block, f"{where}.content[{at}]", len(texts)))
                 continue
             self._texts(texts, where)
             texts = []
-            self.append(_tool_message(block, f"{where}.content[{at}]"), where)
+            self.append(self._tool_message(block, f"{where}.content[{at}]"), where)
         if texts or not blocks:
             self._texts(texts or [{"type": "text", "text": ""}], where)
 
     def _texts(self, texts: list[dict[str, Any]], where: str) -> None:
         if texts:
             self.append({"role": "user", "content": texts}, where)
+
+    def _part(self, block: Block, where: str, at: int) -> dict[str, Any]:
+        """A text, or an image where the model sees: part `at` of the message that is appended next."""
+        if not self._sees or block.get("type") != "image":
+            return _text_part(block, where)
+        part, came_from = _image_part(block, where)
+        self.images.append((f"messages[{len(self.messages)}].content[{at}].image_url.url", came_from))
+        return part
+
+    def _tool_message(self, block: Block, where: str) -> dict[str, Any]:
+        """The result of a tool. A failure is said in words, for chat templates know no other way."""
+        content = block.get("content")
+        if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+            failed = [{"type": "text", "text": "Error:"}] if block.get("is_error") and _has_image(content) else []
+            begin = len(failed)
+            parts = failed + [
+                self._part(part, f"{where}.content[{at}]", begin + at) for at, part in enumerate(content)
+            ]
+        elif content is None or isinstance(content, str):
+            parts = [{"type": "text", "text": content or ""}]
+        else:
+            raise RequestError(f"{where}.content must be a string or a list of blocks.", param=f"{where}.content")
+        found = {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where)}
+        if any(part["type"] != "text" for part in parts):
+            return {**found, "content": parts}
+        text = "\n".join(part["text"] for part in parts)
+        return {**found, "content": f"Error: {text}" if block.get("is_error") else text}
 
     def assistant(self, blocks: Sequence[Block], where: str) -> None:
         """Append a turn of the assistant: thinking, texts and calls in one message."""
@@ -96,24 +127,34 @@ def _call(block: Block, where: str) -> dict[str, Any]:
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
-def _tool_message(block: Block, where: str) -> dict[str, Any]:
-    """The result of a tool. A failure is said in words, for chat templates know no other way."""
-    content = block.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        texts = [_text_part(part, f"{where}.content[{at}]")["text"] for at, part in enumerate(content)]
-    elif content is None or isinstance(content, str):
-        texts = [content or ""]
+def _has_image(blocks: Sequence[Block]) -> bool:
+    return any(block.get("type") == "image" for block in blocks)
+
+
+def _image_part(block: Block, where: str) -> tuple[dict[str, Any], str]:
+    """An image as the chat route takes it, and the field that it came from."""
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise RequestError(f"{where}.source must be an object.", param=f"{where}.source")
+    inner, kind = f"{where}.source", source.get("type")
+    if kind == "url":
+        url, field = _string(source, "url", inner), f"{inner}.url"
+    elif kind == "base64":
+        media = _string(source, "media_type", inner)
+        if not media.startswith("image/"):
+            raise RequestError(f"{inner}.media_type is {media!r:.100}; it must be that of an image.", param=inner)
+        url, field = f"data:{media};base64,{_string(source, 'data', inner)}", f"{inner}.data"
     else:
-        raise RequestError(f"{where}.content must be a string or a list of blocks.", param=f"{where}.content")
-    text = "\n".join(texts)
-    if block.get("is_error"):
-        text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}
+        raise RequestError(f"{inner}.type is {kind!r:.100}; it must be base64 or url.", param=f"{inner}.type")
+    return {"type": "image_url", "image_url": {"url": url}}, field
 
 
-def prompt_fields(body: PromptFields) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The fields of a chat request that make its prompt, and where they came from. Raises RequestError."""
-    found = Messages()
+def prompt_fields(body: PromptFields, sees: bool = False) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The fields of a chat request that make its prompt, and where they came from. Raises RequestError.
+
+    `sees`: the model takes images.
+    """
+    found = Messages(sees)
     if body.system:
         found.system(body.system, "system")
     for at, turn in enumerate(body.messages):
@@ -135,12 +176,12 @@ def prompt_fields(body: PromptFields) -> tuple[dict[str, Any], list[tuple[str, s
         extra["enable_thinking"] = body.thinking.type != "disabled"
     if extra:
         payload["chat_template_kwargs"] = extra
-    return payload, [(f"messages[{at}]", origin) for at, origin in enumerate(found.origins)]
+    return payload, [*found.images, *((f"messages[{at}]", origin) for at, origin in enumerate(found.origins))]
 
 
-def chat_request(body: MessagesBody) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def chat_request(body: MessagesBody, sees: bool = False) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The chat request that `body` stands for, and where its fields came from. Raises RequestError."""
-    payload, names = prompt_fields(body)
+    payload, names = prompt_fields(body, sees)
     payload |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.stop_sequences:
         payload["stop"] = body.stop_sequences

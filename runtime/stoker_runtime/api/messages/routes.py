@@ -57,7 +57,7 @@ async def create_message(ask: Annotated[Ask[MessagesBody], Depends(ReadBody(Mess
     """POST /v1/messages: answer whole or as events. Raises what the chat route raises."""
     state, caller, body = ask
     model = state.check_model(body.model)
-    payload, names = await aside(body.size, lambda: chat_request(body))
+    payload, names = await aside(body.size, lambda: chat_request(body, state.sees))
     builder = MessageBuilder(f"msg_{caller.request_id}", model)
     with renamed(names):
         if body.stream:
@@ -81,7 +81,7 @@ def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]
 async def count_tokens(ask: Annotated[Ask[CountTokensBody], Depends(ReadBody(CountTokensBody))]) -> Response:
     """POST /v1/messages/count_tokens: the length of the prompt that these messages make."""
     state, caller, body = ask
-    payload, names = await aside(body.size, lambda: prompt_fields(body))
+    payload, names = await aside(body.size, lambda: prompt_fields(body, state.sees))
     if body.tool_choice is not None and body.tool_choice.type == "none":
         payload.pop("tools", None)
     with renamed(names):

@@ -16,16 +16,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from stoker_runtime.api.answering.content import content_text
 from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.prompts import (
     check_template_variables,
     chosen_template,
-    content_text,
     effort_variables,
-    encode_prompt,
     fit,
     template_messages,
 )
+from stoker_runtime.api.answering.seen import conversation_prompt, sources_of
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
@@ -73,13 +73,17 @@ async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tup
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
 
+    sources = sources_of(
+        service, body.messages, mm_processor_kwargs=body.mm_processor_kwargs, media_io_kwargs=body.media_io_kwargs
+    )
+
     def render() -> tuple[ToolUse, str]:
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, template.source)
         return use, _text(service, body, use, template)
 
     use, text = await aside(body.size, render)
     # The template writes the special tokens itself, unless the client says that it does not.
-    rendered = Prompt(await encode_prompt(service, text, bool(body.add_special_tokens), body), text)
+    rendered = await conversation_prompt(service, text, sources, bool(body.add_special_tokens), body)
     reading = _reading(service, body, use, rendered)
     constraint = await _constraint(service, body, use, reading)
     prompt, max_tokens = fit(rendered, asked, body, service)
@@ -137,7 +141,9 @@ def _text(service: Service, body: ChatBody, use: ToolUse, template: ChatTemplate
         generate = False
     extra = {**check_template_variables(body.chat_template_kwargs), "documents": body.documents}
     extra |= effort_variables(body.reasoning_effort, body.chat_template_kwargs)
-    messages = template_messages(body.messages, service.dialect.history, use.shown())
+    messages = template_messages(
+        body.messages, service.dialect.history, use.shown(), sees=service.images is not None
+    )
     if use.forced and "tools" not in template.source:
         messages = told(messages, use)
     return template.render(

@@ -5,6 +5,7 @@ Knows nothing of generating.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -18,6 +19,7 @@ from stoker_runtime.api.answering.prompts import (
     off_loop,
     template_messages,
 )
+from stoker_runtime.api.answering.seen import sources_of
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.answers import JsonAnswer
@@ -26,6 +28,7 @@ from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.openai.protocol import DetokenizeBody, TokenizeBody
 from stoker_runtime.api.tools.tools import shown_tools
 from stoker_runtime.errors import RequestError
+from stoker_runtime.images.source import ImageSource
 from stoker_runtime.text.chat_template import ChatTemplate
 
 router = APIRouter(route_class=Route)
@@ -72,8 +75,9 @@ async def tokenize(ask: Annotated[Ask[TokenizeBody], Depends(ReadBody(TokenizeBo
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
+        sources = sources_of(service, body.messages, mm_processor_kwargs=body.mm_processor_kwargs)
         text = await aside(body.size, lambda: _conversation(service, body, template))
-        ids = await _ids(service, text, bool(body.add_special_tokens), "messages")
+        ids = await _conversation_ids(service, text, sources, bool(body.add_special_tokens))
     else:
         ids = await _ids(service, body.prompt or "", body.add_special_tokens is not False, "prompt")
 
@@ -90,12 +94,25 @@ def _conversation(service: Service, body: TokenizeBody, template: ChatTemplate) 
     """The messages as one text."""
     tools = shown_tools(body.tools or ())
     return template.render(
-        template_messages(body.messages or (), service.dialect.history, tools),
+        template_messages(body.messages or (), service.dialect.history, tools, sees=service.images is not None),
         tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
         extra=check_template_variables(body.chat_template_kwargs),
     )
+
+
+async def _conversation_ids(
+    service: Service, text: str, sources: Sequence[ImageSource], add_special_tokens: bool
+) -> list[int]:
+    """The ids of a rendered conversation, those of its images included. Raises RequestError."""
+    images = service.images
+    if images is None or not sources:
+        return await _ids(service, text, add_special_tokens, "messages")
+    written = images.placeholders.write(text, len(sources))
+    ids = await _ids(service, written, add_special_tokens, "messages")
+    loaded = await images.load(sources, max(MAX_COUNTED, service.limits.max_model_len) - len(ids))
+    return list(images.placeholders.expand(ids, loaded)[0])
 
 
 async def _ids(service: Service, text: str, add_special_tokens: bool, field: str) -> list[int]:

@@ -51,7 +51,10 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
         advice = f"Answer with the arguments of {use.name} as a JSON object."
     else:
         advice = 'Answer with a JSON list of calls: [{"name": NAME, "parameters": {...}}].'
-    first = {**messages[0], "content": f"You have these tools:\n{listed}\n{advice}\n\n{messages[0]['content'] or ''}"}
+    said = f"You have these tools:\n{listed}\n{advice}\n\n"
+    content = messages[0]["content"]
+    parts = isinstance(content, list)
+    first = {**messages[0], "content": [{"type": "text", "text": said}, *content] if parts else said + (content or "")}
     return [first, *messages[1:]]
 
 

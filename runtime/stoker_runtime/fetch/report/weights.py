@@ -13,11 +13,13 @@ from typing import Any
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import resolve_quantization
+from stoker_runtime.images.rule import read_rule
 from stoker_runtime.models.config_source import ModelSource, SourceKind
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import Role, stored_bytes
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.vision.table import read_vision
 from stoker_runtime.parallel.place import Place, places
 from stoker_runtime.parallel.split import problems, split_spec
 from stoker_runtime.weights.block_formats import (
@@ -49,14 +51,15 @@ ENDS = ("embed", "head", "head_bias")
 
 def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
     """{"method", "pools", "stages", "fp8Head", "q8Embedding", "kinds": {KIND: {"embedding", "head", "ranks", "host"}}},
-    in bytes; of a mixture "expertLayers" and each kind's "experts", too.
+    in bytes; of a mixture "expertLayers" and each kind's "experts", too; of a model that sees "vision".
 
     `method`: how the checkpoint is quantized, by the engine's name for it, "" where it is not; `pools`: whether the
     model has no use for an output head. `embedding` and `head` are of the whole vocabulary; a head of 0 is the
     embedding's own memory, or not there. `ranks`: all else, with the fullest of 1, 2, 4, … ranks that share every
     layer. `stages`: the layers of the fullest of 1, 2, 3, … stages, as the checkpoint has them. `host`: all of it on a
     CPU. `fp8Head`: the head with `--quantize-head fp8`. `q8Embedding`: the embedding with `--quantize-embedding q8_0`,
-    0 where that is refused. `experts`: the matrices of experts with one rank, of `expertLayers` layers.
+    0 where that is refused. `experts`: the matrices of experts with one rank, of `expertLayers` layers. `vision`: what
+    sees, which no rank shares: a tower on a GPU, and its pass over the largest image.
     Raises ModelError for a GGUF file whose tensors are not this model's.
     """
     on_gpu: Formats = {}
@@ -71,7 +74,17 @@ def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
     head = _ends(with_head(spec, "fp8"), "none")["head"]
     found = {asked: _of_kind(parts, asked, on_gpu, on_cpu if asked == AUTO else on_gpu) for asked in kinds}
     report = _report(_method(spec), list(_stages(spec)), head, found, pools=False, embedding=_made_embedding(spec))
-    return report if spec.moe is None else {**report, "expertLayers": len(spec.moe.layers)}
+    if spec.moe is not None:
+        report |= {"expertLayers": len(spec.moe.layers)}
+    return report | _seeing(source)
+
+
+def _seeing(source: ModelSource) -> dict[str, int]:
+    tower, rule = read_vision(source), read_rule(source)
+    if tower is None or rule is None:
+        return {}
+    patches = -(-rule.most_pixels // tower.patch_size**2)
+    return {"vision": tower.parameter_bytes(GPU_DTYPE) + tower.working_bytes(patches, GPU_DTYPE)}
 
 
 def pooled_report(spec: ModelSpec | EncoderSpec) -> dict[str, Any]:
