@@ -78,6 +78,10 @@ def upload(
     values: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype = torch.int32
 ) -> torch.Tensor:
     """`values` on the device, `[n]` or `[n, k]`, without waiting for it."""
-    host = torch.tensor(values, dtype=dtype)
+    return sent(torch.tensor(values, dtype=dtype), device)
+
+
+def sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on the device, without waiting for it."""
     # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

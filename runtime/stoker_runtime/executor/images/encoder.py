@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker_runtime.executor.arena import sent
 from stoker_runtime.models.vision.tower import Tower
 from stoker_runtime.request import Image
 
@@ -86,7 +87,7 @@ class ImageEncoder:
 
     def _on_device(self, image: Image) -> Tensor:
         rows = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
-        return torch.from_numpy(rows.copy()).to(self._device)
+        return sent(torch.from_numpy(rows.copy()), self._device)
 
 
 def _pixels(image: Image) -> int:

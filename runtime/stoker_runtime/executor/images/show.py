@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.image_attention import ImageSpans
-from stoker_runtime.executor.arena import upload
+from stoker_runtime.executor.arena import sent, upload
 from stoker_runtime.executor.images.encoder import ImageEncoder
 from stoker_runtime.executor.images.places import chunk_positions, rows_of, shift_behind
 from stoker_runtime.executor.state import Staging
@@ -95,8 +95,8 @@ class ImageSteps:
         at = len(batch.decodes)
         for chunk in batch.prefills:
             if chunk.images:
-                own = torch.from_numpy(chunk_positions(chunk, self._unit))
-                placed[:, at : at + own.shape[1]] = own.to(self._device, non_blocking=True)
+                own = sent(torch.from_numpy(chunk_positions(chunk, self._unit)), self._device)
+                placed[:, at : at + own.shape[1]] = own
             at += len(chunk.token_ids)
         turned = table.index_select(0, placed.flatten()).view(3, -1, table.shape[1])
         own_table = turned.gather(0, self._axes.expand(1, turned.shape[1], -1))[0]
@@ -134,4 +134,4 @@ class ImageSteps:
                 parts.append(tuple(each[span] for each in (found.states, *found.deeper)))
             at += len(chunk.token_ids)
         states, *deeper = (torch.cat(each) for each in zip(*parts, strict=True))
-        return ShownImages(torch.tensor(rows, device=self._device), states, tuple(deeper))
+        return ShownImages(upload(rows, self._device, torch.int64), states, tuple(deeper))
