@@ -58,8 +58,10 @@ def plan_images(
 
     Raises ModelError for a tower that cannot be used, ConfigError for settings that it does not go with.
     """
+    if config.language_model_only:
+        return None
     rule, vision = read_rule(source), read_vision(source)
-    if rule is None or vision is None or config.language_model_only:
+    if rule is None or vision is None:
         return None
     whole = vision.projector is Projector.POOLING
     nearest = min((window for window in spec.windows if window), default=0)

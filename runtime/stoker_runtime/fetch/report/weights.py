@@ -80,7 +80,10 @@ def weight_report(spec: ModelSpec, source: ModelSource) -> dict[str, Any]:
 
 
 def _seeing(source: ModelSource) -> dict[str, int]:
-    tower, rule = read_vision(source), read_rule(source)
+    try:
+        tower, rule = read_vision(source), read_rule(source)
+    except ModelError:
+        return {}  # it can be served as a model of text alone
     if tower is None or rule is None:
         return {}
     patches = -(-rule.most_pixels // tower.patch_size**2)
